@@ -1,0 +1,1 @@
+"""The Weightcast control plane: tracks model versions, workers, and who holds what."""

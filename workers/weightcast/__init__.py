@@ -1,0 +1,1 @@
+"""Weightcast: moves model weights from RL trainers to rollout engines."""
