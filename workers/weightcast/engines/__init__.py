@@ -1,0 +1,1 @@
+"""Checkpoint engines: how weight bytes leave a trainer and reach a rollout."""

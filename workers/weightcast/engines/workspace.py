@@ -1,0 +1,82 @@
+"""What a reading agent works with, and how it survives a READ that cannot be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from weightcast.contract.layout import Layout
+from weightcast.contract.names import PullFailure
+from weightcast.contract.pulls import Assignment
+from weightcast.engines.agent import NixlAgent, NixlHandle
+from weightcast.engines.peers import PeerTable
+from weightcast.engines.staging import Quarantine, StagingArena
+from weightcast.errors import TransferError
+
+_log = structlog.get_logger("weightcast.engines.workspace")
+
+QUARANTINE_ARENAS: Final = 1
+"""Quarantined memory allowed, in arenas: a spare is used beside it; past it the agent is destroyed and rebuilt."""
+
+
+class Workspace:
+    """Peers, staging arena and quarantine of one agent. All methods run on the agent's owner thread.
+
+    Args:
+        rebuild: destroys the agent and makes a new one.
+    """
+
+    def __init__(self, rebuild: Callable[[], NixlAgent]) -> None:
+        self.peers = PeerTable()
+        self.quarantine = Quarantine()
+        self._rebuild = rebuild
+        self._arena: StagingArena | None = None
+        self._shape: tuple[tuple[str, int], ...] = ()
+
+    def begin(self, agent: NixlAgent, assignment: Assignment, layouts: Mapping[str, Layout]) -> StagingArena:
+        """The arena for this assignment; sources that it does not name are forgotten."""
+        self.quarantine.sweep(agent)
+        named = {source.worker_id for shard in assignment.shards for source in shard.sources}
+        self.peers.keep_only(agent, named, self.quarantine.peers())
+        shape = tuple((shard.layout_digest, shard.sources[0].bucket_nbytes) for shard in assignment.shards)
+        if self._arena is not None and self._shape != shape:
+            self._forget_arena(agent, self._arena, set())
+            self._arena.deregister(agent)
+            self._arena = None
+        if self._arena is None:
+            self._arena = StagingArena(agent, [(layouts[digest], bucket) for digest, bucket in shape])
+            self._shape = shape
+        return self._arena
+
+    def after_failure(self, agent: NixlAgent, error: TransferError, in_flight: list[NixlHandle]) -> None:
+        """Keep memory out of use that a READ may still write to, and drop a source that broke."""
+        arena = self._arena
+        if in_flight and arena is not None:
+            self._forget_arena(agent, arena, {handle.peer for handle in in_flight})
+            self.quarantine.add(arena, list(in_flight))
+            self._arena = None
+            nbytes = self.quarantine.nbytes
+            _log.warning("staging memory quarantined", source=error.peer, version=error.version, nbytes=nbytes)
+            if nbytes > QUARANTINE_ARENAS * arena.nbytes:
+                self._start_over()
+        elif error.peer is not None and error.reason is not PullFailure.SOURCE_OVERWRITTEN:
+            self.peers.forget(agent, error.peer, self.quarantine.peers())
+
+    def idle(self, agent: NixlAgent) -> None:
+        """Look after the quarantine, and drop what peers may have sent."""
+        agent.discard_notifications()
+        self.quarantine.sweep(agent)
+
+    def _forget_arena(self, agent: NixlAgent, arena: StagingArena, in_flight: set[str]) -> None:
+        for region in arena.regions:
+            self.peers.forget_region(agent, region, in_flight | self.quarantine.peers())
+
+    def _start_over(self) -> None:
+        kept = self.quarantine.drop()
+        self.peers.clear()
+        self._arena = None
+        _log.warning("rebuilding the fetch agent to end READs that cannot be cancelled", arenas=len(kept))
+        self._rebuild()
+        del kept  # only now may the memory go
