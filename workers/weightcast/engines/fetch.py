@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -48,14 +48,11 @@ class FetchControl:
     deadline: float
     stall_seconds: float
     stopped: threading.Event = field(default_factory=threading.Event)
-    progress: Callable[[int], None] | None = None
     bytes_done: int = 0
+    seconds: float = 0.0
 
-    def advance(self, nbytes: int) -> None:
-        """Count bytes that have arrived."""
-        self.bytes_done += nbytes
-        if self.progress is not None:
-            self.progress(self.bytes_done)
+    def __post_init__(self) -> None:
+        self.seconds = self.deadline - time.monotonic()
 
 
 class Fetch:
@@ -140,7 +137,7 @@ class Fetch:
         for start in range(request.start, request.stop, bucket_nbytes):
             data = job.region.bytes[start : min(start + bucket_nbytes, request.stop)]
             self._checks.append((job, start // bucket_nbytes, self._pool.submit(bucket_digest, data)))
-        self._control.advance(request.stop - request.start)
+        self._control.bytes_done += request.stop - request.start
         if self._control.stopped.is_set():
             raise self._failure(job, PullFailure.CANCELLED, "the fetch was stopped")
 

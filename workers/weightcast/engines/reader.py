@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import torch
 
-from weightcast.contract.layout import Layout
+from weightcast.contract.layout import Layout, layout_digest
 from weightcast.contract.names import MemoryKind, PullFailure
-from weightcast.contract.pulls import Assignment, ShardSources
+from weightcast.contract.pulls import ShardSources
 from weightcast.contract.workers import Agent as AgentInfo
 from weightcast.engines.agent import AgentThread, NixlAgent
-from weightcast.engines.digest import bucket_count
+from weightcast.engines.digest import DEFAULT_BUCKET_NBYTES, bucket_count
 from weightcast.engines.fetch import Fetch, FetchControl, ShardJob
 from weightcast.engines.header import SlotHeader, model_key
 from weightcast.engines.staging import Region
@@ -26,10 +27,13 @@ from weightcast.engines.ucx import remote_transport, shared_memory_allowed
 from weightcast.engines.workspace import Workspace
 from weightcast.errors import DeadlineExceeded, TransferError
 
+T = TypeVar("T")
 _log = structlog.get_logger("weightcast.engines.reader")
 
 DEFAULT_STALL_SECONDS: Final = 5.0
+PROGRESS_SECONDS: Final = 0.5
 _GRACE_SECONDS: Final = 5.0
+_RESERVE_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,40 +82,69 @@ class ResidentReader:
 
     def fetch(
         self,
-        assignment: Assignment,
+        version: int,
+        shards: Sequence[ShardSources],
         layouts: Mapping[str, Layout],
         timeout: float,
         progress: Callable[[int], None] | None = None,
     ) -> Staged:
-        """READ and verify an assignment. What was staged before is gone as soon as this begins.
+        """READ and verify a version. What was staged before is gone as soon as this begins.
 
         Args:
-            assignment: shards and sources; the first source of each shard is read.
+            version: its number, which the sources' headers must show.
+            shards: shards and sources; the first source of each shard is read.
             layouts: layouts by digest.
             timeout: seconds, for everything.
-            progress: called on another thread with the bytes that have arrived.
+            progress: called twice a second on the calling thread with the bytes that have arrived; what it raises
+                stops the fetch.
 
         Raises:
             TransferError: naming source and reason; nothing of the version may be used.
-            DeadlineExceeded: NIXL itself did not return in time; the agent has been replaced.
+            DeadlineExceeded: NIXL itself did not return in time.
         """
-        version = assignment.pull.version
-        for shard in assignment.shards:
+        for shard in shards:
             _check_shard(shard, layouts, version)
         with self._lock:
-            control = FetchControl(version, time.monotonic() + timeout, self._stall_seconds, progress=progress)
+            control = FetchControl(version, time.monotonic() + timeout, self._stall_seconds)
+            future = self._fetch.submit(lambda agent: self._run(agent, shards, layouts, control))
             try:
-                return self._fetch.call(
-                    lambda agent: self._run(agent, assignment, layouts, control),
-                    timeout + _GRACE_SECONDS,
-                    f"The fetch of version {version}",
-                )
-            except DeadlineExceeded:
-                # Stuck inside NIXL (a blocking connect, say): that thread, its agent and its memory are left behind.
+                return self._await(future, control, progress)
+            except BaseException:
                 control.stopped.set()
-                _abandoned.append((self._fetch, self._workspace))
-                self._start_agent()
+                if not _settled(future, self._stall_seconds + _GRACE_SECONDS):
+                    # Stuck inside NIXL (a blocking connect, say): that thread, its agent and memory are left behind.
+                    _abandoned.append((self._fetch, self._workspace))
+                    self._start_agent()
                 raise
+
+    def reserve(self, layout: Layout, bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> None:
+        """Allocate, touch and register the arena for versions of this one layout before the first of them comes.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        shape = ((layout_digest(layout), bucket_nbytes),)
+        with self._lock:
+            self._fetch.call(
+                lambda agent: self._workspace.reserve(agent, shape, [layout]), _RESERVE_SECONDS, "reserving an arena"
+            )
+
+    def _await(self, future: Future[Staged], control: FetchControl, progress: Callable[[int], None] | None) -> Staged:
+        while True:
+            remaining = control.deadline + _GRACE_SECONDS - time.monotonic()
+            try:
+                return future.result(max(0.0, min(remaining, PROGRESS_SECONDS)))
+            except FutureTimeoutError:
+                if future.done():
+                    raise
+            if remaining <= 0:
+                raise DeadlineExceeded(f"The fetch of version {control.version}", control.seconds)
+            if progress is not None:
+                progress(control.bytes_done)
+
+    def call(self, job: Callable[[NixlAgent], T], timeout: float, what: str) -> T:
+        """Run ``job`` on the thread that owns the fetching agent; see :meth:`AgentThread.call`."""
+        return self._fetch.call(job, timeout, what)
 
     @property
     def quarantined_nbytes(self) -> int:
@@ -133,16 +166,16 @@ class ResidentReader:
         fetch.on_idle(workspace.idle)
 
     def _run(
-        self, agent: NixlAgent, assignment: Assignment, layouts: Mapping[str, Layout], control: FetchControl
+        self, agent: NixlAgent, shards: Sequence[ShardSources], layouts: Mapping[str, Layout], control: FetchControl
     ) -> Staged:
         started = time.perf_counter()
         workspace = self._workspace
-        arena = workspace.begin(agent, assignment, layouts)
+        arena = workspace.begin(agent, shards, layouts)
         fetch: Fetch | None = None
         try:
             jobs = [
-                self._job(agent, workspace, assignment, shard, region)
-                for shard, region in zip(assignment.shards, arena.regions, strict=True)
+                self._job(agent, workspace, control.version, shard, region)
+                for shard, region in zip(shards, arena.regions, strict=True)
             ]
             fetch = Fetch(agent, jobs, control, self._pool)
             fetch.run()
@@ -153,18 +186,18 @@ class ResidentReader:
             version=control.version,
             shards=[
                 StagedShard(layouts[shard.layout_digest], region.data)
-                for shard, region in zip(assignment.shards, arena.regions, strict=True)
+                for shard, region in zip(shards, arena.regions, strict=True)
             ],
             sources=[job.source.worker_id for job in jobs],
-            nbytes=sum(shard.nbytes for shard in assignment.shards),
+            nbytes=sum(shard.nbytes for shard in shards),
             seconds=time.perf_counter() - started,
             transport=self._transport(jobs, fetch.done_at_post),
         )
 
     def _job(
-        self, agent: NixlAgent, workspace: Workspace, assignment: Assignment, shard: ShardSources, region: Region
+        self, agent: NixlAgent, workspace: Workspace, version: int, shard: ShardSources, region: Region
     ) -> ShardJob:
-        source, version = shard.sources[0], assignment.pull.version
+        source = shard.sources[0]
         try:
             prepared = workspace.peers.prepare(agent, shard, source, region)
         except TransferError as error:
@@ -211,6 +244,10 @@ def _check_shard(shard: ShardSources, layouts: Mapping[str, Layout], version: in
         raise TransferError(
             f"shard {shard.shard} has no source", reason=PullFailure.SOURCE_UNREACHABLE, version=version
         )
+
+
+def _settled(future: Future[Staged], seconds: float) -> bool:
+    return not wait([future], seconds).not_done
 
 
 _abandoned: list[object] = []

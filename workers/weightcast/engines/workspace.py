@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from weightcast.contract.layout import Layout
 from weightcast.contract.names import PullFailure
-from weightcast.contract.pulls import Assignment
+from weightcast.contract.pulls import ShardSources
 from weightcast.engines.agent import NixlAgent, NixlHandle
 from weightcast.engines.peers import PeerTable
 from weightcast.engines.staging import Quarantine, StagingArena
 from weightcast.errors import TransferError
 
 _log = structlog.get_logger("weightcast.engines.workspace")
+
+Shape = tuple[tuple[str, int], ...]
+"""(layout digest, bucket size in bytes) of each shard."""
 
 QUARANTINE_ARENAS: Final = 1
 """Quarantined memory allowed, in arenas: a spare is used beside it; past it the agent is destroyed and rebuilt."""
@@ -33,20 +36,25 @@ class Workspace:
         self.quarantine = Quarantine()
         self._rebuild = rebuild
         self._arena: StagingArena | None = None
-        self._shape: tuple[tuple[str, int], ...] = ()
+        self._shape: Shape = ()
 
-    def begin(self, agent: NixlAgent, assignment: Assignment, layouts: Mapping[str, Layout]) -> StagingArena:
-        """The arena for this assignment; sources that it does not name are forgotten."""
+    def begin(self, agent: NixlAgent, shards: Sequence[ShardSources], layouts: Mapping[str, Layout]) -> StagingArena:
+        """The arena for these shards; sources that they do not name are forgotten."""
         self.quarantine.sweep(agent)
-        named = {source.worker_id for shard in assignment.shards for source in shard.sources}
+        named = {source.worker_id for shard in shards for source in shard.sources}
         self.peers.keep_only(agent, named, self.quarantine.peers())
-        shape = tuple((shard.layout_digest, shard.sources[0].bucket_nbytes) for shard in assignment.shards)
+        shape = tuple((shard.layout_digest, shard.sources[0].bucket_nbytes) for shard in shards)
+        return self.reserve(agent, shape, [layouts[digest] for digest, _bucket in shape])
+
+    def reserve(self, agent: NixlAgent, shape: Shape, layouts: Sequence[Layout]) -> StagingArena:
+        """The arena for shards of these (layout digest, bucket size) pairs; made anew when they changed."""
         if self._arena is not None and self._shape != shape:
             self._forget_arena(agent, self._arena, set())
             self._arena.deregister(agent)
             self._arena = None
         if self._arena is None:
-            self._arena = StagingArena(agent, [(layouts[digest], bucket) for digest, bucket in shape])
+            buckets = [bucket for _digest, bucket in shape]
+            self._arena = StagingArena(agent, list(zip(layouts, buckets, strict=True)))
             self._shape = shape
         return self._arena
 
