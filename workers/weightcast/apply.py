@@ -8,7 +8,7 @@ import torch
 
 from weightcast.contract.layout import Layout, TensorSpec
 from weightcast.errors import LayoutMismatch
-from weightcast.layout import compare, typed_view
+from weightcast.layout import compare, contiguous_bytes, typed_view
 from weightcast.memory import copy_bytes
 
 Shard = tuple[Layout, torch.Tensor]
@@ -75,7 +75,7 @@ def copy_into(shards: Sequence[Shard], destination: Mapping[str, torch.Tensor]) 
                 target = destination[spec.name]
                 if target.is_contiguous() and not target.is_conj() and not target.is_neg():
                     raw = data[spec.offset : spec.offset + spec.nbytes]
-                    copy_bytes(target.reshape(-1).view(torch.uint8), raw)
+                    copy_bytes(contiguous_bytes(target), raw)
                 else:
                     target.copy_(typed_view(data, spec))
                 copied += spec.nbytes

@@ -94,7 +94,16 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements, row-major, as a 1-D uint8 tensor: a view where it is contiguous, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return contiguous_bytes(tensor.contiguous())
+
+
+def contiguous_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as a 1-D uint8 view.
+
+    Not ``reshape(-1).view``: a tensor of one element counts as contiguous with any stride, and views of it as bytes do
+    not.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def typed_view(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -89,8 +89,8 @@ class Trainer:
         self._source = ResidentSource(model, self.layout, slots=slots, bucket_nbytes=bucket_nbytes)
         self._control: ControlPlane | None = None
         try:
-            self._agent = self._source.agent_info()
-            self._memory = self._source.memory()
+            self.agent_info = self._source.agent_info()
+            self.memory = self._source.memory()
             self._control = self._settings.control_plane()
             self._session = WorkerSession(self._control, self._body, on_registered=[self._announce])
             self._registered_at = self._session.start().registered_at
@@ -194,8 +194,8 @@ class Trainer:
             host=self._settings.worker_host,
             rack=self._settings.worker_rack,
             zone=self._settings.worker_zone,
-            agents=[self._agent],
-            memory=self._memory,
+            agents=[self.agent_info],
+            memory=self.memory,
             highest_version=self._highest,
         )
 

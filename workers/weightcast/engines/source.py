@@ -22,7 +22,7 @@ from weightcast.engines.agent import AgentThread
 from weightcast.engines.digest import DEFAULT_BUCKET_NBYTES, DIGEST_NBYTES, bucket_count, bucket_digest, digest_root
 from weightcast.engines.header import HEADER_NBYTES, SlotHeader, model_key
 from weightcast.errors import LayoutMismatch
-from weightcast.layout import dtype_name, flat_bytes, typed_view
+from weightcast.layout import contiguous_bytes, dtype_name, typed_view
 from weightcast.memory import ALIGN_NBYTES, HostBuffer, copy_bytes
 
 DEFAULT_SLOTS: Final = 2
@@ -227,7 +227,7 @@ class ResidentSource:
             if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
                 typed_view(target.data, spec).copy_(tensor)
                 continue
-            raw, position = flat_bytes(tensor), spec.offset
+            raw, position = contiguous_bytes(tensor), spec.offset
             end = position + spec.nbytes
             while position < end:
                 stop = min(end, (position // bucket + 1) * bucket)
