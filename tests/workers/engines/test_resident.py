@@ -53,8 +53,8 @@ def test_refits_to_several_rollouts(engines: tuple[ResidentEngine, list[Resident
                 assert sha256(await task) == sha256(weights)
             policy.finalize()
         # A late reader finds the newest at once; one that has it waits in vain.
+        rollouts[0]._receive_timeout = 0.2
         with pytest.raises(DeadlineExceeded):
-            rollouts[0]._receive_timeout = 0.2
             await receive(rollouts[0])
 
     asyncio.run(refits())
@@ -100,7 +100,13 @@ def test_the_base_class_says_what_is_missing() -> None:
 
 def test_ranks_are_checked() -> None:
     engine = ResidentEngine(bucket_size=1)
-    for rank, train, rollout, metadata in ((0, 0, 1, []), (1, 1, 1, [{}, {}]), (-1, 1, 1, [{}, {}]), (0, 1, 1, [{}])):
+    cases: list[tuple[int, int, int, list[object]]] = [
+        (0, 0, 1, []),
+        (1, 1, 1, [{}, {}]),
+        (-1, 1, 1, [{}, {}]),
+        (0, 1, 1, [{}]),
+    ]
+    for rank, train, rollout, metadata in cases:
         with pytest.raises(InvalidArgument):
             engine.init_rollout_process_group(
                 rollout_rank=rank, train_world_size=train, rollout_world_size=rollout, metadata=metadata
