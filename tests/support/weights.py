@@ -1,10 +1,14 @@
-"""Deterministic weights of every dtype, so that parent and child processes know the right bytes without sharing them."""
+"""Deterministic weights of every dtype, so that two processes know the right bytes without sharing them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
+
+Changes = dict[str, tuple[list[int], str] | None]
+"""Tensor name to shape and dtype, or to None."""
 
 DTYPES = [
     torch.bool,
@@ -38,11 +42,38 @@ def make_weights(seed: int, mib: float = 0.25) -> dict[str, torch.Tensor]:
     return weights
 
 
-def blank_weights(mib: float = 0.25) -> dict[str, torch.Tensor]:
-    """Tensors of the same names, shapes and dtypes, all zero; contiguous and untied."""
-    return {
-        name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in make_weights(0, mib).items()
-    }
+def blank_weights(mib: float = 0.25, kind: str = "plain") -> dict[str, torch.Tensor]:
+    """Tensors of the same names, shapes and dtypes, all zero: where an engine loads to.
+
+    ``plain``: contiguous and untied. ``strided``: no tensor of two elements or more is contiguous. ``tied``: the tied
+    names share one tensor, as in an engine with tied embeddings.
+    """
+    weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in make_weights(0, mib).items()}
+    if kind == "strided":
+        return {name: _spread(tensor) if tensor.numel() > 1 else tensor for name, tensor in weights.items()}
+    if kind == "tied":
+        weights["tied.two"] = weights["tied.one"]
+    return weights
+
+
+def part_of(weights: dict[str, torch.Tensor], part: Sequence[int] | None) -> dict[str, torch.Tensor]:
+    """Every n-th tensor by name: ``(index, n)``; all of them for None."""
+    if part is None:
+        return weights
+    index, count = part
+    return {name: weights[name] for position, name in enumerate(sorted(weights)) if position % count == index}
+
+
+def change(weights: dict[str, torch.Tensor], changes: Changes | None) -> dict[str, torch.Tensor]:
+    """Other tensors: a name with a shape and a dtype is made (again) as zeros, a name with None is removed."""
+    changed = dict(weights)
+    for name, spec in (changes or {}).items():
+        if spec is None:
+            del changed[name]
+        else:
+            shape, dtype = spec
+            changed[name] = torch.zeros(shape, dtype=getattr(torch, dtype))
+    return changed
 
 
 def sha256(weights: dict[str, torch.Tensor]) -> str:
@@ -52,6 +83,11 @@ def sha256(weights: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like this one of which every second element of a larger one is a part."""
+    return torch.zeros((*tensor.shape[:-1], tensor.shape[-1] * 2), dtype=tensor.dtype)[..., ::2]
 
 
 def _random(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

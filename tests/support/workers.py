@@ -1,4 +1,4 @@
-"""Drives trainer and rollout processes (see ``worker_child``) from a test."""
+"""Trainer and rollout processes (see ``worker_child``) in the hands of a test."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,103 +20,65 @@ TIMEOUT = 60.0
 class ChildError(Exception):
     """The command raised in the child."""
 
-    def __init__(self, error: str, message: str, code: str) -> None:
-        super().__init__(f"{error}: {message}")
-        self.error, self.message, self.code = error, message, code
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(f"{answer['error']}: {answer['message']}")
+        self.error: str = answer["error"]
+        self.message: str = answer["message"]
+        self.code: str = answer["code"]
+        self.differences: list[str] = answer["differences"]
 
 
 class WorkerProcess:
-    """One trainer or rollout process. ``call`` sends a command and waits; ``send`` and ``receive`` do it in two steps."""
+    """One process. ``call`` sends a command and waits for its answer; ``begin`` and ``finish`` do it in two steps."""
 
-    def __init__(self, kind: str, url: str, *, env: dict[str, str] | None = None, mib: float = 0.25, **options: Any) -> None:
+    def __init__(self, env: dict[str, str] | None = None) -> None:
+        self.env = dict(env or {})
         paths = [str(_ROOT / root) for root in ("app", "workers", "tests")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WEIGHTCAST_")}
-        environment |= {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "WEIGHTCAST_SERVER_URL": url,
-            "WEIGHTCAST_CALL_TIMEOUT_SECONDS": "10",
-            "WEIGHTCAST_LOG_LEVEL": "warning",
-            **(env or {}),
-        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.worker_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env={**environment, "PYTHONPATH": os.pathsep.join(paths), **self.env},
             bufsize=0,
         )
         self._buffer = b""
-        self._write({"kind": kind, "mib": mib, **options})
-        self._started = False
+        self._starting = False
+        self._owed = 0
+
+    def start(self, role: str, url: str, *, mib: float = 0.25, **options: Any) -> Self:
+        """Become a trainer or a rollout; returns at once, `ready` waits for it."""
+        self._write({"command": "start", "role": role, "url": url, "mib": mib, **options})
+        self._starting = True
+        return self
 
     def ready(self, timeout: float = TIMEOUT) -> Self:
         """Wait until it has registered."""
-        if not self._started:
+        if self._starting:
+            self._starting = False
             self.receive(timeout)
-            self._started = True
         return self
 
     def call(self, command: str, *, timeout_: float = TIMEOUT, **arguments: Any) -> Any:
         """Run a command; its result, or ChildError."""
-        self.ready()
         self.send(command, **arguments)
         return self.receive(timeout_)
 
     def send(self, command: str, **arguments: Any) -> None:
-        """Start a command."""
+        """Ask for a command; `receive` brings its answer, and until then no other is run."""
         self.ready()
         self._write({"command": command, **arguments})
 
+    def begin(self, command: str, **arguments: Any) -> None:
+        """Start a command; the process goes on answering others."""
+        self.call("begin", inner={"command": command, **arguments})
+
+    def finish(self, timeout: float = TIMEOUT) -> Any:
+        """The result of the command that was begun, or ChildError."""
+        return _result(self.call("finish", timeout=timeout, timeout_=timeout + 10))
+
     def receive(self, timeout: float = TIMEOUT) -> Any:
-        """The result of the command that was started."""
-        answer = json.loads(self._read_line(timeout))
-        if "error" in answer:
-            raise ChildError(answer["error"], answer["message"], answer["code"])
-        return answer["result"]
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether it lives."""
-        return self._process.poll() is None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-        self._process.wait(10)
-        self._close_pipes()
-
-    def close(self, timeout: float = 20.0) -> int:
-        """End of input: it leaves and exits; returns its exit code."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            code = self._process.wait(timeout)
-        finally:
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait(10)
-            self._close_pipes()
-        return code
-
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
-
-    def _write(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-
-    def _read_line(self, timeout: float) -> bytes:
+        """The answer that is owed, or ChildError."""
         assert self._process.stdout is not None
         ends = time.monotonic() + timeout
         while b"\n" not in self._buffer:
@@ -129,38 +90,57 @@ class WorkerProcess:
                 raise EOFError(f"the child ended with {self._process.wait(5)}")
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        self._owed -= 1
+        return _result(json.loads(line))
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self._process.poll() is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it lives and owes no answer."""
+        return self.running and not self._owed
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when every thread of it stands still."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def cont(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and everything it held is gone."""
+        self._process.kill()
+        self._process.wait(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._owed += 1
 
 
-class Fleet:
-    """Starts workers of one server and ends them all."""
-
-    def __init__(self, url: str, stack: ExitStack) -> None:
-        self.url = url
-        self._stack = stack
-
-    def trainer(self, **options: Any) -> WorkerProcess:
-        """Start a trainer; ``run``, ``rank``, ``world_size``, ``mib``, ``env`` …"""
-        return self._start("trainer", {"run": "run-1", **options})
-
-    def rollout(self, **options: Any) -> WorkerProcess:
-        """Start a rollout; ``replica``, ``rank``, ``world_size``, ``mib``, ``env`` …"""
-        return self._start("rollout", {"replica": "r0", **options})
-
-    def _start(self, kind: str, options: dict[str, Any]) -> WorkerProcess:
-        worker = WorkerProcess(kind, self.url, **options)
-        self._stack.callback(_end, worker)
-        return worker
+def _result(answer: dict[str, Any]) -> Any:
+    if "error" in answer:
+        raise ChildError(answer)
+    return answer["result"]
 
 
-def _end(worker: WorkerProcess) -> None:
-    if worker.running:
-        worker.signal(signal.SIGCONT)
-        worker.kill()
-
-
-@contextmanager
-def fleet(url: str) -> Iterator[Fleet]:
-    """A fleet that is gone when the block ends."""
-    with ExitStack() as stack:
-        yield Fleet(url, stack)
+def until(what: str, condition: Callable[[], Any], timeout: float = 30.0) -> Any:
+    """The first true answer of ``condition``; an AssertionError that says ``what`` did not come within ``timeout``."""
+    ends = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"not within {timeout:g} s: {what}; last answer {found!r}"
+        time.sleep(0.03)
+    return found

@@ -1,0 +1,1 @@
+"""HTTP in and out: routes, guards, problems and the OpenAPI document."""

@@ -1,0 +1,1 @@
+"""The store: every fact that the server acknowledged, behind one protocol."""
