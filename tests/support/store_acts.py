@@ -88,6 +88,14 @@ class StoreActs(StoreLife):
             assert not isinstance(outcome, StoreRefusal)
             assert outcome.replayed
             return
+        unchanged = before is not None and (before.shard, before.seed) == (shard, seed)
+        if version.state == "ready" and before is not None and unchanged and caller.epoch > before.caller.epoch:
+            assert not isinstance(outcome, StoreRefusal)
+            assert not outcome.replayed
+            self.world.overwrite(caller.worker_id, memory_slot)
+            version.published[worker.rank] = content
+            version.holdings[caller.worker_id] = "held"
+            return
         if version.state != "staging" or before is not None:
             assert isinstance(outcome, StoreRefusal)
             assert outcome.code is (Code.SHARD_CONFLICT if version.state == "staging" else Code.VERSION_STATE)

@@ -39,10 +39,25 @@ class Publication:
             body.slot_generation,
         )
 
+    def same_bytes(self, other: Publication) -> bool:
+        """Whether both are the same slot's same shard with the same bytes, wherever they lie."""
+        return (self.slot, self.shard, self.layout_digest, self.digest_root, self.nbytes) == (
+            other.slot,
+            other.shard,
+            other.layout_digest,
+            other.digest_root,
+            other.nbytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The slot holds this very content already."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferAgain:
+    """A READY version's shard, unchanged, from its own rank under a newer epoch: only who holds it is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,7 @@ def check_memory(nbytes: int, layout_nbytes: int, memory_slot: int, slots: Colle
 
 def decide_publication(
     state: VersionState, new: Publication, existing: Publication | None, peer: Publication | None
-) -> Replay | Accept | Fail | Refusal:
+) -> Replay | OfferAgain | Accept | Fail | Refusal:
     """Decide over a shard.
 
     Args:
@@ -96,6 +111,8 @@ def decide_publication(
     """
     if existing == new and state is not VersionState.FAILED:
         return Replay()
+    if state is VersionState.READY and existing is not None and existing.same_bytes(new) and new.epoch > existing.epoch:
+        return OfferAgain()
     if state is not VersionState.STAGING:
         return Refusal(Code.VERSION_STATE, f"the version is {state}")
     if existing is not None:

@@ -54,9 +54,12 @@ def decide_step(current: PullState, wanted: PullState) -> Step:
     return Step.MOVE if wanted in _NEXT[current] else Step.REFUSED
 
 
-def taints(current: PullState, *, reported: bool) -> bool:
-    """Whether a pull that fails in this state leaves live weights of no single version."""
-    return reported or current is PullState.APPLYING
+def taints(current: PullState, *, reported: bool | None) -> bool:
+    """Whether a pull that fails in this state leaves live weights of no single version.
+
+    ``reported`` is what its worker says; None when it did not or cannot, and then a pull that was applying taints.
+    """
+    return current is PullState.APPLYING if reported is None else reported
 
 
 @dataclass(frozen=True, slots=True)

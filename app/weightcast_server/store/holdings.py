@@ -13,7 +13,11 @@ from weightcast_server.store.transaction import Tx
 def add_holding(
     tx: Tx, model: str, version: int, caller: Caller, shard: int, memory_slot: int, slot_generation: int
 ) -> None:
-    """A worker's memory slot holds a shard from now on."""
+    """A worker's memory slot holds a shard from now on; what was reported of an earlier copy does not count."""
+    tx.run(
+        "DELETE FROM holding_reports WHERE model = ? AND version = ? AND worker_id = ?",
+        *(model, version, caller.worker_id),
+    )
     tx.run(
         "INSERT INTO holdings VALUES (?, ?, ?, ?, ?, ?, ?, 'held')",
         *(model, version, caller.worker_id, caller.epoch, shard, memory_slot, slot_generation),

@@ -79,10 +79,10 @@ def fail_pull(
     failure: PullFailure,
     reason: str | None,
     *,
-    tainted: bool = False,
+    tainted: bool | None = None,
     **columns: object,
 ) -> Pull:
-    """End a pull; weights that it may have touched taint its rank."""
+    """End a pull; weights that it may have touched taint its rank. ``tainted``: what the worker says, if it did."""
     pull = move_pull(tx, row, PullState.FAILED, failure=failure, reason=reason or None, **columns)
     if taints(PullState(row["state"]), reported=tainted):
         tx.run("UPDATE workers SET tainted = 1, serving_version = NULL WHERE worker_id = ?", pull.worker_id)

@@ -12,6 +12,7 @@ from weightcast.contract.versions import OpenVersion, PublishShard
 from weightcast_server.domain.keys import VersionKey, VersionTopic
 from weightcast_server.domain.publishing import (
     Fail,
+    OfferAgain,
     Publication,
     Replay,
     check_memory,
@@ -91,6 +92,8 @@ def publish_shard(
     drop_overwritten(tx, model, caller.worker_id, body.memory_slot)
     if isinstance(decision, Fail):
         return _fail(tx, model, version, decision)
+    if isinstance(decision, OfferAgain):
+        return _offer_again(tx, caller, model, version, new)
     return _write(tx, caller, row, new, is_new_shard=peer is None)
 
 
@@ -170,6 +173,16 @@ def _write(
     if decision is VersionState.READY:
         version_ready(tx, model, version)
     return Published(decision, replayed=False)
+
+
+def _offer_again(tx: Tx, caller: Caller, model: str, version: int, new: Publication) -> Published:
+    tx.run(
+        "UPDATE published SET epoch = ?, memory_slot = ?, slot_generation = ? "
+        "WHERE model = ? AND version = ? AND slot = ?",
+        *(new.epoch, new.memory_slot, new.slot_generation, model, version, new.slot),
+    )
+    add_holding(tx, model, version, caller, new.shard, new.memory_slot, new.slot_generation)
+    return Published(VersionState.READY, replayed=False)
 
 
 def _fail(tx: Tx, model: str, version: int, decision: Fail) -> CommittedRefusal:

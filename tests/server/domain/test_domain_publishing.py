@@ -13,6 +13,7 @@ from weightcast_server.domain.availability import Coverage, choose_target, is_av
 from weightcast_server.domain.publishing import (
     Accept,
     Fail,
+    OfferAgain,
     Publication,
     Replay,
     check_memory,
@@ -36,6 +37,9 @@ STAGING, READY, FAILED = VersionState.STAGING, VersionState.READY, VersionState.
         (FAILED, NEW, None, Code.VERSION_STATE),
         (READY, None, None, Code.VERSION_STATE),
         (READY, replace(NEW, epoch=2), None, Code.VERSION_STATE),
+        (READY, replace(NEW, epoch=0, memory_slot=1, slot_generation=7), None, OfferAgain),
+        (READY, replace(NEW, epoch=0, digest_root="x"), None, Code.VERSION_STATE),
+        (FAILED, replace(NEW, epoch=0), None, Code.VERSION_STATE),
         (STAGING, replace(NEW, slot_generation=2), None, Code.SHARD_CONFLICT),
         (STAGING, replace(NEW, digest_root="x"), None, Code.SHARD_CONFLICT),
         (STAGING, None, replace(NEW, layout_digest="x", digest_root="y"), VersionFailure.REPLICA_LAYOUT_MISMATCH),

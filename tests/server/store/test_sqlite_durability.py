@@ -52,6 +52,10 @@ async def test_a_restart_restores_workers_targets_and_deadlines(path: Path, stor
     staging = await fleet.open(trainer, 2, deadline_seconds=7.0)
     rollout = await fleet.rollout()
     pull = (await fleet.pull(rollout)).pull
+    fetcher = await fleet.rollout("r1")
+    fetching = await fleet.move(fetcher, (await fleet.pull(fetcher)).pull, "fetching")
+    stager = await fleet.rollout("r2")
+    await fleet.move(stager, (await fleet.pull(stager)).pull, "staged")
     left = await fleet.rollout("r9")
     await store.leave(left)
     target = await store.get_target(MODEL)
@@ -64,11 +68,14 @@ async def test_a_restart_restores_workers_targets_and_deadlines(path: Path, stor
     assert {(fact.worker_id, fact.epoch, fact.state.value) for fact in changes.workers} == {
         (trainer.worker_id, 1, "live"),
         (rollout.worker_id, 1, "live"),
+        (fetcher.worker_id, 1, "live"),
+        (stager.worker_id, 1, "live"),
         (left.worker_id, 1, "left"),
     }
     assert {timer.key: timer.seconds for timer in changes.timers} == {
         VersionKey(MODEL, staging): 7.0,
         PullKey(pull.pull_id): 11.0,
+        PullKey(fetching.pull_id): 11.0,
     }
     await again.close()
 

@@ -173,6 +173,8 @@ async def test_a_pull_belongs_to_its_worker(store: Store, fleet: Fleet) -> None:
         (["staged"], {}, False),
         (["staged"], {"tainted": True}, True),
         (["staged", "applying"], {}, True),
+        (["staged", "applying"], {"tainted": True}, True),
+        (["staged", "applying"], {"tainted": False}, False),
     ],
 )
 async def test_a_failed_apply_taints(

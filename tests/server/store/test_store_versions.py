@@ -87,9 +87,30 @@ async def test_a_publication_may_be_repeated_but_not_changed(store: Store, fleet
     assert (outcome.state, outcome.replayed) == (VersionState.READY, True)
     other = store.publish_shard(trainers[0], MODEL, version, 0, shard_body(slot_generation=2))
     assert (await refusal(other)).code is Code.VERSION_STATE
-    successor = await fleet.trainer(0, 2)
-    replay = store.publish_shard(successor, MODEL, version, 0, shard_body())
-    assert (await refusal(replay)).code is Code.VERSION_STATE, "the new process does not hold those bytes"
+
+
+async def test_a_ready_shard_may_be_offered_again_under_a_newer_epoch_unchanged_only(
+    store: Store, fleet: Fleet
+) -> None:
+    trainer = await fleet.trainer()
+    version = (await fleet.publish([trainer], 1)).version
+    successor = await fleet.trainer()
+    assert not (await store.get_version(MODEL, version)).available, "the holding ended with its epoch"
+    changed: list[dict[str, Any]] = [{"nbytes": 799}, {"digest_root": "0" * 64}]
+    for changes in changed:
+        other = store.publish_shard(successor, MODEL, version, 0, shard_body("1/0", **changes))
+        assert (await refusal(other)).code is Code.VERSION_STATE
+    again = shard_body("1/0", memory_slot=1, slot_generation=8)
+    for replayed in (False, True):
+        outcome = await store.publish_shard(successor, MODEL, version, 0, again)
+        assert (outcome.state, outcome.replayed) == (VersionState.READY, replayed)
+    found = await store.get_version(MODEL, version)
+    assert found.available
+    assert [(holding.worker_id, holding.epoch) for holding in found.holdings] == [successor]
+    assignment = await fleet.pull(await fleet.rollout())
+    (source,) = assignment.shards[0].sources
+    assert (source.epoch, source.slot_generation) == (successor.epoch, 8)
+    assert (await refusal(store.publish_shard(trainer, MODEL, version, 0, shard_body("1/0")))).code is Code.STALE_EPOCH
 
 
 @pytest.mark.parametrize(

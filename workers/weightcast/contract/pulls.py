@@ -111,8 +111,10 @@ class UpdatePull(RequestModel):
     failure: PullFailure | None = None
     failed_source: WorkerId | None = None
     reason: Reason | None = None
-    tainted: Annotated[bool, Field(strict=True)] = Field(
-        False, description="With ``failed``: live weights were changed and are not entirely one version."
+    tainted: Annotated[bool, Field(strict=True)] | None = Field(
+        None,
+        description="With ``failed``: whether live weights are of no single version now. Left out, a pull that was "
+        "applying taints its rank.",
     )
 
     @model_validator(mode="after")
