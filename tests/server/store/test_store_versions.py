@@ -106,7 +106,7 @@ async def test_a_ready_shard_may_be_offered_again_under_a_newer_epoch_unchanged_
         assert (outcome.state, outcome.replayed) == (VersionState.READY, replayed)
     found = await store.get_version(MODEL, version)
     assert found.available
-    assert [(holding.worker_id, holding.epoch) for holding in found.holdings] == [successor]
+    assert [(held.worker_id, held.epoch) for held in found.holdings] == [(successor.worker_id, successor.epoch)]
     assignment = await fleet.pull(await fleet.rollout())
     (source,) = assignment.shards[0].sources
     assert (source.epoch, source.slot_generation) == (successor.epoch, 8)
