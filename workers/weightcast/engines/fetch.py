@@ -66,7 +66,9 @@ class Fetch:
         self._source = jobs[0].source.worker_id if jobs else ""
         self._checks: list[tuple[ShardJob, int, Future[bytes]]] = []
         self.in_flight: list[NixlHandle] = []
-        self.done_at_post = True
+        self.done_at_post: set[str] = set()
+        """Sources of which at least one READ was complete when it was posted: only shared memory does that. The first
+        READs of a new connection are not, whatever the transport."""
 
     def run(self) -> None:
         """Read and verify everything.
@@ -112,11 +114,9 @@ class Fetch:
     def _read_data(self) -> None:
         window: deque[tuple[ShardJob, Request]] = deque()
         for job, request in self._requests():
-            self._source = job.source.worker_id
-            if self._post(request.handle):
+            if self._post(job, request.handle):
                 self._arrived(job, request)
                 continue
-            self.done_at_post = False
             window.append((job, request))
             if len(window) >= WINDOW:
                 self._settle(*window.popleft())
@@ -149,11 +149,11 @@ class Fetch:
                 raise self._failure(job, PullFailure.DIGEST_MISMATCH, detail, bucket)
 
     def _read_now(self, job: ShardJob, handle: NixlHandle) -> None:
-        self._source = job.source.worker_id
-        if not self._post(handle):
+        if not self._post(job, handle):
             self._wait(job, handle)
 
-    def _post(self, handle: NixlHandle) -> bool:
+    def _post(self, job: ShardJob, handle: NixlHandle) -> bool:
+        self._source = job.source.worker_id
         self.in_flight.append(handle)
         try:
             done = self._agent.post(handle)
@@ -162,6 +162,7 @@ class Fetch:
             raise self._named(error) from error
         if done:
             self.in_flight.remove(handle)
+            self.done_at_post.add(self._source)
         return done
 
     def _settle(self, job: ShardJob, request: Request) -> None:
@@ -170,6 +171,7 @@ class Fetch:
 
     def _wait(self, job: ShardJob, handle: NixlHandle) -> None:
         """Poll tightly at first, then with naps: bytes that move are not waited for long."""
+        self._source = job.source.worker_id
         started = time.monotonic()
         nap = _SPIN_SECONDS
         while True:

@@ -1,0 +1,43 @@
+"""The control plane in a process of its own, on a free port of the loopback and with a database that is thrown away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from weightcast.cli.serve import load_server
+from weightcast.demo.child import Lifeline, run_child
+from weightcast.demo.reports import Ready, Reporter, ServerSettings
+
+_START_SECONDS = 60.0
+
+
+def _serve(settings: ServerSettings, reporter: Reporter, lifeline: Lifeline) -> None:
+    serve = load_server("serve")
+    directory = Path(settings.directory)
+    ready_file = directory / "server.url"
+    threading.Thread(target=_announce, args=(ready_file, reporter, lifeline), name="announce", daemon=True).start()
+    serve(
+        host="127.0.0.1",
+        port=0,
+        database=directory / "weightcast.db",
+        ready_file=ready_file,
+        log_level="warning",
+        log_format="json",
+    )
+
+
+def _announce(ready_file: Path, reporter: Reporter, lifeline: Lifeline) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and not lifeline.stop.wait(0.02):
+        if ready_file.exists() and (url := ready_file.read_text().strip()):
+            reporter.send(Ready(url=url))
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(ServerSettings, _serve, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM)))
