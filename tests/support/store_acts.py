@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.store_life import StoreLife
-from support.store_model import NEXT, WORLD, Content, ModelPull, ModelVersion, ModelWorker
+from support.store_model import NEXT, READING, WORLD, Content, ModelPull, ModelVersion, ModelWorker
 from support.stores import MODEL, RUN, rollout_body, shard_body, trainer_body
 from weightcast.contract.names import Role
 from weightcast.contract.problems import Code
@@ -156,7 +156,7 @@ class StoreActs(StoreLife):
                 assert current_pull.pull_id == outcome.pull.pull_id
                 return
             assert outcome.pull.pull_id not in self.world.pulls
-        if current_pull is not None:
+        if current_pull is not None and (outcome is not None or current_pull.state in READING):
             self.world.fail_pull(current_pull)
         if outcome is not None:
             self.world.assigned(caller, outcome)

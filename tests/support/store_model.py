@@ -134,6 +134,9 @@ class World:
 
     def expected_assignment(self, worker: ModelWorker, have: int) -> int | None:
         """The version that the rank should get."""
+        own = self.open_pull(worker.worker_id)
+        if own is not None and own.state == "applying":
+            return None
         meeting = set()
         for sibling in self.siblings(worker):
             pull = self.open_pull(sibling.worker_id)

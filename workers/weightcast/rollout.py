@@ -87,6 +87,7 @@ class Rollout:
         self._current: Update | None = None
         self._layouts: dict[str, Layout] = {}
         self._memory_lock = threading.Lock()
+        self._applying = threading.RLock()
         self._closed = threading.Event()
         local = build_layout(named_tensors(weights))
         self._reader = ResidentReader(
@@ -146,6 +147,7 @@ class Rollout:
         version = 0
         while True:
             self._reports.flush()
+            self._settle_permit()
             assignment = self._request(list(excluded), max(0.0, ends - time.monotonic()))
             if assignment is None:
                 if time.monotonic() >= ends:
@@ -209,8 +211,13 @@ class Rollout:
     def request_permit(self, update: Update, timeout: float) -> None:
         """See :meth:`Update.request_permit`."""
         ends = time.monotonic() + check_seconds("timeout", timeout)
+        with self._applying:
+            self._wait_for_permit(update, ends, timeout)
+
+    def _wait_for_permit(self, update: Update, ends: float, timeout: float) -> None:
         while not update.permitted:
             self._check_current(update)
+            update.asked = True
             wait = max(0.0, min(ends - time.monotonic(), _PERMIT_SECONDS))
             try:
                 pull = self._reports.send(update.pull_id, UpdatePull(state="applying"), wait=wait)
@@ -225,7 +232,11 @@ class Rollout:
 
     def apply(self, update: Update, timeout: float) -> None:
         """See :meth:`Update.apply`."""
-        self.request_permit(update, timeout)
+        with self._applying:
+            self.request_permit(update, timeout)
+            self._apply(update)
+
+    def _apply(self, update: Update) -> None:
         with self._memory_lock:
             self._check_current(update)
             started = time.perf_counter()
@@ -363,6 +374,18 @@ class Rollout:
         finally:
             if not self.tainted and self._hooks.on_resume is not None:
                 self._hooks.on_resume()
+
+    def _settle_permit(self) -> None:
+        """Give back a permit that was asked for and never used: nothing is assigned to a rank that may be applying."""
+        if self._current is None or not self._current.asked or not self._applying.acquire(blocking=False):
+            return  # also when another thread is applying right now
+        try:
+            update = self._current
+            if update is not None and update.asked:
+                self._current = None
+                self._reports.failed(update.pull_id, PullFailure.CANCELLED, "staged, but not applied", tainted=False)
+        finally:
+            self._applying.release()
 
     def _check_current(self, update: Update) -> None:
         if update is not self._current:

@@ -49,6 +49,7 @@ class Update:
         sources: worker ids that were read.
         pull_id: the pull's id at the control plane.
         shards: layouts and verified bytes; valid until a newer version is staged.
+        asked: whether the server was asked to permit it; it may have, even if its answer was lost.
         permitted: whether the server has granted that it be applied.
         pause_seconds: how long applying it took; set by :meth:`apply`.
     """
@@ -62,6 +63,7 @@ class Update:
     pull_id: str
     shards: list[Shard] = field(repr=False)
     applier: Applier = field(repr=False)
+    asked: bool = False
     permitted: bool = False
     pause_seconds: float | None = None
 

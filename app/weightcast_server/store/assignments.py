@@ -13,7 +13,7 @@ from weightcast.contract.problems import Code
 from weightcast.contract.pulls import Assignment, RequestPull, ShardSources, Source
 
 from weightcast_server.domain.keys import PullKey, ReplicaTopic
-from weightcast_server.domain.pulls import meeting_versions
+from weightcast_server.domain.pulls import READING, meeting_versions
 from weightcast_server.domain.ranking import Candidate, Place, rank_sources
 from weightcast_server.store.fencing import fenced
 from weightcast_server.store.models import version_available
@@ -46,16 +46,17 @@ def assign_pull(tx: Tx, caller: Caller, model: str, body: RequestPull) -> Assign
         raise StoreRefusal(Code.VALIDATION_FAILED, f"{caller.worker_id} is not a rollout of model {model}")
     version = _choose_version(tx, worker, body.have_version)
     current = open_pull(tx, caller.worker_id)
-    if current is not None:
-        if version == current["version"] and current["state"] == PullState.ASSIGNED:
-            again = _still_readable(tx, current, body.exclude)
-            if again is not None:
-                return _assignment(tx, current, again)
+    if current is not None and current["state"] == PullState.APPLYING:
+        return None  # not before the rank has told how that ended: ending it here would taint the rank
+    if current is not None and version == current["version"] and current["state"] == PullState.ASSIGNED:
+        again = _still_readable(tx, current, body.exclude)
+        if again is not None:
+            return _assignment(tx, current, again)
+    chosen = None if version is None else _choose_sources(tx, worker, version, body.exclude)
+    # A rank that asks is not reading; what it has staged ends only when it is given something newer.
+    if current is not None and (chosen is not None or PullState(current["state"]) in READING):
         fail_pull(tx, current, PullFailure.SUPERSEDED, "the rank asked for another assignment")
-    if version is None:
-        return None
-    chosen = _choose_sources(tx, worker, version, body.exclude)
-    if chosen is None:
+    if version is None or chosen is None:
         return None
     return _assignment(tx, _write_pull(tx, worker, version, chosen), chosen)
 

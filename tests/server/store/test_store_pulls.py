@@ -77,7 +77,7 @@ async def test_a_lost_answer_is_given_again(store: Store, fleet: Fleet) -> None:
     assert (old.state, old.failure) == (PullState.FAILED, PullFailure.SUPERSEDED)
 
 
-@pytest.mark.parametrize("states", [["fetching"], ["staged"], ["fetching", "staged", "applying"]])
+@pytest.mark.parametrize("states", [["fetching"], ["staged"]])
 async def test_asking_again_ends_what_was_begun(store: Store, fleet: Fleet, states: list[str]) -> None:
     trainer = await fleet.trainer()
     await fleet.publish([trainer], 1)
@@ -87,7 +87,18 @@ async def test_asking_again_ends_what_was_begun(store: Store, fleet: Fleet, stat
     second = (await fleet.pull(rollout)).pull
     assert second.pull_id != first.pull_id
     assert (await store.get_pull(first.pull_id)).failure is PullFailure.SUPERSEDED
-    assert (await store.get_worker(rollout.worker_id)).tainted == (states[-1] == "applying")
+    assert not (await store.get_worker(rollout.worker_id)).tainted
+
+
+async def test_nothing_is_assigned_to_a_rank_that_may_be_applying(store: Store, fleet: Fleet) -> None:
+    trainer, rollout = await fleet.trainer(), await fleet.rollout()
+    await fleet.publish([trainer], 1)
+    applying = await fleet.move(rollout, (await fleet.pull(rollout)).pull, "staged", "applying")
+    await fleet.publish([trainer], 2)
+    assert await fleet.assign(rollout) is None
+    assert (await store.get_pull(applying.pull_id)).state is PullState.APPLYING
+    await fleet.move(rollout, applying, "failed", failure="cancelled", tainted=False)
+    assert (await fleet.pull(rollout)).pull.version == 2
 
 
 async def test_readers_spread_over_equal_sources(store: Store, fleet: Fleet) -> None:
@@ -281,3 +292,19 @@ async def test_a_rank_that_missed_an_apply_catches_up_with_its_siblings(store: S
     assert again.version == 1
     await fleet.move(second, again, "staged", "applying", "applied")
     assert (await store.list_replicas(MODEL, cursor=None, limit=1)).items[0].serving_version == 1
+
+
+async def test_a_staged_pull_ends_only_when_something_newer_is_assigned(store: Store, fleet: Fleet) -> None:
+    trainer, rollout = await fleet.trainer(), await fleet.rollout()
+    await fleet.publish([trainer], 1)
+    staged = await fleet.move(rollout, (await fleet.pull(rollout)).pull, "fetching", "staged")
+    assert await fleet.assign(rollout, have=1) is None
+    assert (await store.get_pull(staged.pull_id)).state is PullState.STAGED
+    await fleet.publish([trainer], 2)
+    newer = await fleet.pull(rollout, have=1)
+    assert newer.pull.version == 2
+    ended = await store.get_pull(staged.pull_id)
+    assert (ended.state, ended.failure) == (PullState.FAILED, PullFailure.SUPERSEDED)
+    # One that is being read has ended for its rank as soon as the rank asks for another.
+    assert await fleet.assign(rollout, have=2) is None
+    assert (await store.get_pull(newer.pull.pull_id)).state is PullState.FAILED

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -18,6 +19,7 @@ from weightcast.demo.reports import ChildSettings, Failed, Reporter
 _Settings = TypeVar("_Settings", bound=ChildSettings)
 
 _GRACE_SECONDS = 6.0
+_PR_SET_PDEATHSIG = 1
 
 
 class Lifeline:
@@ -60,8 +62,15 @@ def run_child(
     work: Callable[[_Settings, Reporter, Lifeline], None],
     *,
     on_stop: Callable[[], None] | None = None,
+    outlives: bool = False,
 ) -> int:
-    """Read the settings, do the work, report what goes wrong; returns the exit status."""
+    """Read the settings, do the work, report what goes wrong; returns the exit status.
+
+    ``outlives`` is for the one child that, when the parent is killed, stays to clean up after it.
+    """
+    if not outlives:
+        # The lifeline alone is not enough: its thread cannot run while some library holds the interpreter's lock.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # Native libraries print where they like; reports keep the original standard output for themselves.
     reporter = Reporter(os.dup(1))
     os.dup2(2, 1)
@@ -71,7 +80,6 @@ def run_child(
         return 0
     settings = msgspec.json.decode(line, type=settings_type)
     lifeline = Lifeline(parent, on_stop)
-    parent_id = os.getppid()
     try:
         work(settings, reporter, lifeline)
     except Exception as error:
@@ -82,6 +90,4 @@ def run_child(
         return 1
     finally:
         lifeline.release()
-        if os.getppid() != parent_id:  # It was killed and could not clean up.
-            shutil.rmtree(settings.directory, ignore_errors=True)
     return 0

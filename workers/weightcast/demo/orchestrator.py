@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import tempfile
@@ -77,7 +78,7 @@ class Demo:
         ]
         rollouts = [family.start(replica, "weightcast.demo.rollout_process") for replica in self.replicas]
         end = time.monotonic() + self._settings.start_seconds
-        server.send(ServerSettings(directory=str(directory)))
+        server.send(ServerSettings(directory=str(directory), parent=os.getpid()))
         url = self._wait_ready(family, {"server"}, end)["server"].url
         settings = self._settings
         for rank, trainer in enumerate(trainers):

@@ -22,7 +22,9 @@ class ChildSettings(Message, frozen=True, kw_only=True):
 
 
 class ServerSettings(ChildSettings, frozen=True, kw_only=True):
-    """What the server process needs to know."""
+    """What the server process needs to know: also its parent's process id, to notice that it was killed."""
+
+    parent: int
 
 
 class TrainerSettings(ChildSettings, frozen=True, kw_only=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from weightcast.cli.serve import load_server
@@ -21,14 +23,19 @@ def _serve(settings: ServerSettings, reporter: Reporter, lifeline: Lifeline) -> 
     directory = Path(settings.directory)
     ready_file = directory / "server.url"
     threading.Thread(target=_announce, args=(ready_file, reporter, lifeline), name="announce", daemon=True).start()
-    serve(
-        host="127.0.0.1",
-        port=0,
-        database=directory / "weightcast.db",
-        ready_file=ready_file,
-        log_level="warning",
-        log_format="json",
-    )
+    try:
+        serve(
+            host="127.0.0.1",
+            port=0,
+            database=directory / "weightcast.db",
+            ready_file=ready_file,
+            log_level="warning",
+            log_format="json",
+        )
+    finally:
+        if os.getppid() != settings.parent:
+            # It was killed, and the other children with it: nobody else is left to remove what they wrote.
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _announce(ready_file: Path, reporter: Reporter, lifeline: Lifeline) -> None:
@@ -40,4 +47,5 @@ def _announce(ready_file: Path, reporter: Reporter, lifeline: Lifeline) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(ServerSettings, _serve, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    stop_serving = partial(os.kill, os.getpid(), signal.SIGTERM)
+    sys.exit(run_child(ServerSettings, _serve, on_stop=stop_serving, outlives=True))

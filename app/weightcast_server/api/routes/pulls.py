@@ -49,7 +49,8 @@ async def request_pull(
 ) -> Response:
     """Parks until there is a version newer than `have_version`.
 
-    A lost answer is given again; any other open pull of the rank is superseded.
+    A lost answer is given again. A pull that the rank was reading is superseded by asking, one that it has staged by
+    being given something newer; while one is `applying`, nothing is assigned.
     """
     runtime = runtime_of(request)
     key = WorkerKey(caller, epoch)
