@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.weightcast-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check clean
+.PHONY: help install demo test check docs clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -35,8 +35,12 @@ test: $(STAMP) ## Run all tests and show the coverage, child processes included 
 check: $(STAMP) ## Lint, formatting, types, import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy app workers/weightcast tests
+	$(BIN)/mypy app workers/weightcast tests benchmarks examples docs
 	$(BIN)/lint-imports
+
+docs: $(STAMP) ## Write the pages that are made from code
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m weightcast_server.api.openapi docs/openapi.json
 
 clean: ## Remove caches, build results and the virtual environment
 	rm -rf build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

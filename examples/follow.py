@@ -20,7 +20,7 @@ def main() -> None:
         )
 
     # While the lock is held nothing computes with the weights: that is the pause.
-    hooks = Hooks(on_pause=lambda: generating.acquire() and None, on_resume=generating.release)
+    hooks = Hooks(on_pause=generating.acquire, on_resume=generating.release)
     with Rollout(model, replica="example-0", model="example", hooks=hooks) as rollout:
         follower = threading.Thread(target=rollout.follow, args=(stop,), kwargs={"on_update": applied})
         follower.start()

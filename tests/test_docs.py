@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -10,9 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from support.server import ServerProcess
-from support.workers import environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,7 +48,7 @@ def test_the_readme_example_runs(tmp_path: Path) -> None:
         processes = [
             subprocess.Popen(
                 [sys.executable, "-c", program],
-                env=environment(server.url),
+                env={**os.environ, "WEIGHTCAST_SERVER_URL": server.url},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

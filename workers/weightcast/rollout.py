@@ -144,6 +144,8 @@ class Rollout:
         """
         ends = time.monotonic() + check_seconds("timeout", timeout)
         excluded: dict[str, TransferError] = {}
+        overwritten: set[str] = set()
+        pause = Backoff()
         version = 0
         while True:
             self._reports.flush()
@@ -156,11 +158,14 @@ class Rollout:
             if assignment.pull.version != version:
                 version = assignment.pull.version
                 excluded.clear()
+                overwritten.clear()
             try:
                 return self._stage(assignment, ends)
-            except PullConflict as error:  # the pull ended meanwhile: a newer version, or this worker registered again
+            except (PullConflict, NotFound) as error:
+                # The pull has ended: a newer version, this worker registered again, or the server lost its store.
                 _log.info("pull ended by the server", pull=assignment.pull.pull_id, code=error.code)
                 failure: WeightcastError = error
+                self._closed.wait(max(0.0, min(pause.next(), ends - time.monotonic())))
             except TransferError as error:
                 known = {source.worker_id for shard in assignment.shards for source in shard.sources}
                 named = error.peer if error.peer in known else None
@@ -168,15 +173,17 @@ class Rollout:
                 if error.peer is None or isinstance(error, LayoutMismatch):
                     raise
                 _log.warning("source failed", source=error.peer, version=version, reason=error.reason.value)
-                if error.reason is not PullFailure.SOURCE_OVERWRITTEN:
+                # What was overwritten is not assigned again, unless its source offers it again: that is tried once.
+                if error.reason is not PullFailure.SOURCE_OVERWRITTEN or error.peer in overwritten:
                     excluded[error.peer] = error
-                if known <= excluded.keys():
+                overwritten.add(error.peer)
+                if any(excluded.keys() >= {one.worker_id for one in shard.sources} for shard in assignment.shards):
                     raise
                 failure = error
             if time.monotonic() >= ends:
                 raise DeadlineExceeded(f"Staging version {version} of {self.model}", timeout) from failure
 
-    def follow(self, stop: threading.Event | None = None, *, on_update: Callable[[Update], None] | None = None) -> None:
+    def follow(self, stop: threading.Event | None = None, *, on_update: Callable[[Update], object] | None = None) -> None:
         """Stage and apply versions as they come, with the hooks around, until ``stop`` is set or this is closed.
 
         Outages and failed pulls are logged and tried again. ``on_update`` is called after each applied version.

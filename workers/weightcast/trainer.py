@@ -31,10 +31,11 @@ _MAX_ATTEMPTS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
-    """A version that a slot offers to readers."""
+    """A version that a slot offers to readers, and the epoch in which it does."""
 
     version: int
     body: PublishShard
+    epoch: int
 
 
 class Trainer:
@@ -206,7 +207,7 @@ class Trainer:
             self._session.call(lambda me: self._api.put_layout(me, self.model, self.layout))
             for slot, offer in list(self._offers.items()):
                 try:
-                    self._offers[slot] = self._put(slot, offer)
+                    self._offer_again(slot, offer)
                 except (NotFound, VersionConflict) as error:
                     _log.info("version not offered again", version=offer.version, code=error.code)
                     del self._offers[slot]
@@ -287,7 +288,7 @@ class Trainer:
             raise
         if answer.state is VersionState.FAILED:
             raise VersionFailed(answer.version, answer.failure, answer.reason, self.model)
-        self._offers[slot] = _Offered(version.version, body)
+        self._offers[slot] = _Offered(version.version, body, stamped)
         return answer
 
     def _publish_shard(self, me: Identity, version: int, body: PublishShard) -> Version:
@@ -299,16 +300,17 @@ class Trainer:
             self._api.put_layout(me, self.model, self.layout)
             return self._api.publish_shard(me, self.model, version, self.rank, body)
 
-    def _put(self, slot: int, offer: _Offered) -> _Offered:
-        body = offer.body
+    def _offer_again(self, slot: int, offer: _Offered) -> None:
+        """Offer a slot under the present epoch. Its header changes once per epoch: readers may be on their way."""
 
         def put(me: Identity) -> None:
-            nonlocal body
-            body = body.model_copy(update={"slot_generation": self._source.restamp(slot, me.epoch)})
-            self._publish_shard(me, offer.version, body)
+            nonlocal offer
+            if me.epoch != offer.epoch:
+                body = offer.body.model_copy(update={"slot_generation": self._source.restamp(slot, me.epoch)})
+                offer = self._offers[slot] = _Offered(offer.version, body, me.epoch)
+            self._publish_shard(me, offer.version, offer.body)
 
         self._session.call(put)
-        return _Offered(offer.version, body)
 
     def _failure_of(self, version: int) -> VersionFailed | None:
         found = self._api.version(self.model, version)

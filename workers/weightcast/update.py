@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weightcast.apply import Shard
 
-Hook = Callable[[], None]
+Hook = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)

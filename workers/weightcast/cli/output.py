@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,10 +18,14 @@ STATE_STYLES = {
     "staging": "yellow", "assigned": "dim", "left": "dim", "failed": "red", "lost": "red",
 }  # fmt: skip
 
+_PIPE_COLUMNS = 240
+
 
 def stdout() -> Console:
     """The console of stdout as it is now (tests and pipes replace it)."""
-    return Console(highlight=False)
+    # Into a pipe or a file nothing is wrapped or cut.
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
+    return Console(highlight=False, width=wide)
 
 
 def emit(document: object) -> None:

@@ -81,8 +81,9 @@ class NixlAgent:
         """Load a peer's metadata and prove that it is that peer's."""
         with self._translate("load metadata", name):
             loaded = self._nixl.add_remote_agent(metadata)
-        loaded = loaded.decode() if isinstance(loaded, bytes) else loaded
-        if loaded != name:
+        if loaded not in {name, name.encode()}:
+            with self._translate("forget metadata", name):
+                self._nixl.remove_remote_agent(loaded)
             raise TransferError(f"its metadata is that of {loaded!r}", reason=PullFailure.METADATA_CORRUPT, peer=name)
 
     def remove_peer(self, name: str) -> None:
