@@ -72,6 +72,9 @@ class PullReports:
         try:
             self.send(pull_id, body)
         except (PullConflict, NotFound) as error:
-            # The pull has ended: this rank was registered again, and that has told what it serves.
             _log.info("outcome not recorded", pull=pull_id, state=body.state, code=error.code)
+            if body.state == "applied":
+                # The pull had ended, because this rank was registered again while it was applying and said so. What it
+                # serves since then has to be told with another registration.
+                self._session.register_again()
         self._pending = None

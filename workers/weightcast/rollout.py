@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from weightcast.apply import check_destination, check_ties, copy_into
 from weightcast.client import ControlPlane
 from weightcast.client.backoff import Backoff, check_seconds
 from weightcast.contract.layout import Layout
@@ -28,7 +27,8 @@ from weightcast.errors import (
     TransferError,
     WeightcastError,
 )
-from weightcast.layout import Weights, build_layout, named_tensors
+from weightcast.layout import Weights
+from weightcast.live import LiveWeights
 from weightcast.logs import get_logger
 from weightcast.reports import PullReports
 from weightcast.session import WorkerSession
@@ -78,18 +78,16 @@ class Rollout:
         settings: WorkerSettings | None = None,
     ) -> None:
         self._settings = settings or WorkerSettings()
-        self._weights = weights
         self.model, self.replica, self.rank, self.world_size = model, replica, rank, world_size
         self._hooks = hooks or Hooks()
-        self._serving: int | None = None
-        self._tainted: str | None = None
+        self._live = LiveWeights(weights, self._hooks.after_load)
         self._highest = 0
         self._current: Update | None = None
         self._layouts: dict[str, Layout] = {}
         self._memory_lock = threading.Lock()
         self._applying = threading.RLock()
         self._closed = threading.Event()
-        local = build_layout(named_tensors(weights))
+        local = self._live.layout()
         self._reader = ResidentReader(
             model, self._settings.worker_host, stall_seconds=check_seconds("stall_seconds", stall_seconds)
         )
@@ -108,12 +106,12 @@ class Rollout:
     @property
     def serving_version(self) -> int | None:
         """The version that the live weights are, entirely; None before the first, while one is applied, and tainted."""
-        return self._serving
+        return self._live.serving
 
     @property
     def tainted(self) -> bool:
         """Whether the live weights are of no single version."""
-        return self._tainted is not None
+        return self._live.taint is not None
 
     @property
     def worker_id(self) -> str:
@@ -126,9 +124,10 @@ class Rollout:
         Raises:
             Tainted: the live weights are of no single version.
         """
-        if self._serving is None:
-            raise Tainted(self.worker_id, None, self._tainted or "no version has been applied yet")
-        return self._serving
+        serving = self._live.serving
+        if serving is None:
+            raise Tainted(self.worker_id, None, self._live.taint or "no version has been applied yet")
+        return serving
 
     def stage(self, timeout: float = 30.0) -> Update | None:
         """Wait for a version newer than what is served or staged, read it, verify it. Generation may go on meanwhile.
@@ -183,7 +182,9 @@ class Rollout:
             if time.monotonic() >= ends:
                 raise DeadlineExceeded(f"Staging version {version} of {self.model}", timeout) from failure
 
-    def follow(self, stop: threading.Event | None = None, *, on_update: Callable[[Update], object] | None = None) -> None:
+    def follow(
+        self, stop: threading.Event | None = None, *, on_update: Callable[[Update], object] | None = None
+    ) -> None:
         """Stage and apply versions as they come, with the hooks around, until ``stop`` is set or this is closed.
 
         Outages and failed pulls are logged and tried again. ``on_update`` is called after each applied version.
@@ -210,7 +211,9 @@ class Rollout:
             except WeightcastError as error:
                 if self._closed.is_set():
                     return
-                _log.warning("refit failed, the old version is served on", error=str(error), serving=self._serving)
+                _log.warning(
+                    "refit failed, the old version is served on", error=str(error), serving=self.serving_version
+                )
                 stop.wait(backoff.next())
                 continue
             backoff.reset()
@@ -246,28 +249,13 @@ class Rollout:
     def _apply(self, update: Update) -> None:
         with self._memory_lock:
             self._check_current(update)
-            started = time.perf_counter()
+            self._current = None
             try:
-                live = named_tensors(self._weights)
-                check_destination([layout for layout, _data in update.shards], live, update.version)
-                check_ties(update.shards, live, update.version)
+                update.pause_seconds = self._live.apply(update.shards, update.version, self.worker_id)
             except BaseException as error:
-                self._current = None
-                self._reports.failed(update.pull_id, PullFailure.LAYOUT_MISMATCH, str(error))
+                failure = PullFailure.LAYOUT_MISMATCH if isinstance(error, LayoutMismatch) else PullFailure.APPLY_FAILED
+                self._reports.failed(update.pull_id, failure, repr(error), tainted=self.tainted)
                 raise
-            self._serving, self._tainted = None, f"version {update.version} is being applied"
-            try:
-                copy_into(update.shards, live)
-                if self._hooks.after_load is not None:
-                    self._hooks.after_load()
-            except BaseException as error:
-                self._current = None
-                self._tainted = f"applying version {update.version} failed: {error!r}"
-                self._reports.failed(update.pull_id, PullFailure.APPLY_FAILED, repr(error), tainted=True)
-                raise Tainted(self.worker_id, update.version, repr(error)) from error
-            self._serving, self._tainted = update.version, None
-            update.pause_seconds = time.perf_counter() - started
-        self._drop(update)
         self._reports.applied(update)
 
     def close(self) -> None:
@@ -306,12 +294,12 @@ class Rollout:
             zone=self._settings.worker_zone,
             agents=[self._agent],
             highest_version=self._highest,
-            serving_version=self._serving,
-            tainted=self._tainted is not None,
+            serving_version=self.serving_version,
+            tainted=self.tainted,
         )
 
     def _request(self, excluded: list[str], seconds: float) -> Assignment | None:
-        have = max(self._serving or 0, self._current.version if self._current is not None else 0)
+        have = max(self.serving_version or 0, self._current.version if self._current is not None else 0)
         body = RequestPull(have_version=have, exclude=excluded[-64:])
         wait = min(seconds, MAX_WAIT_SECONDS / 2)
         return self._session.call(lambda me: self._api.request_pull(me, self.model, body, wait=wait))
@@ -320,9 +308,7 @@ class Rollout:
         pull = assignment.pull
         self._highest = max(self._highest, pull.version)
         layouts = self._layouts_of(assignment)
-        check_destination(
-            [layouts[shard.layout_digest] for shard in assignment.shards], named_tensors(self._weights), pull.version
-        )
+        self._live.check([layouts[shard.layout_digest] for shard in assignment.shards], pull.version)
         with self._memory_lock:
             self._current = None  # its bytes are about to be overwritten
 

@@ -128,6 +128,10 @@ class WorkerSession:
         self._renew(me, deadline, patience=30.0 if deadline is None else deadline, once=False)
         return fn(self.identity)
 
+    def register_again(self, *, deadline: float | None = None) -> None:
+        """Register anew, to correct what the server believes of this worker: a new epoch with the facts of now."""
+        self._renew(self.identity, deadline, patience=30.0 if deadline is None else deadline, once=False)
+
     def close(self, timeout: float = 3.0) -> None:
         """Leave: the server forgets what this worker holds. Takes at most ``timeout`` seconds; idempotent."""
         ends = time.monotonic() + check_seconds("timeout", timeout)
