@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import pytest
-
+from support.fleet import Fleet
 from support.weights import make_weights, sha256
-from support.workers import ChildError, Fleet
-from weightcast.client import ControlPlane
 
 
-def test_every_dtype_arrives_bit_for_bit_and_is_reported(workers: Fleet) -> None:
-    trainer, rollouts = workers.trainer(), [workers.rollout(replica=name) for name in ("r0", "r1")]
-    published = trainer.call("publish", step=7, seed=1)
-    assert published["sha256"] == sha256(make_weights(1))
+def test_every_dtype_arrives_bit_for_bit_and_is_reported(fleet: Fleet) -> None:
+    trainer, rollouts = fleet.trainer(), [fleet.rollout(replica=name) for name in ("r0", "r1")]
+    version = fleet.publish(trainer, step=7, seed=1)
+    assert fleet.published[version] == sha256(make_weights(1))
     for rollout in rollouts:
-        refit = rollout.call("refit")
-        assert refit["version"] == published["version"]
-        assert refit["sha256"] == published["sha256"]
+        refit = fleet.refit(rollout, version)
+        assert refit["step"] == 7
         assert refit["transport"] in {"cma", "tcp"}
-    assert trainer.call("wait_applied", version=published["version"], replicas=2) == ["r0", "r1"]
-    with ControlPlane(workers.url) as control:
-        version = control.version("policy", published["version"])
-        assert (version.step, version.available, version.live_replicas) == (7, True, 2)
-        assert [pull.state for pull in control.pulls(model="policy").items] == ["applied", "applied"]
-        replicas = control.replicas("policy").items
-        assert [(r.replica, r.servable, r.serving_version, r.lag) for r in replicas] == [
-            ("r0", True, published["version"], 0),
-            ("r1", True, published["version"], 0),
-        ]
+    assert trainer.call("wait_applied", version=version, replicas=2) == ["r0", "r1"]
+    found = fleet.version(version)
+    assert (found.step, found.available, found.live_replicas) == (7, True, 2)
+    assert [pull.state for pull in fleet.pulls()] == ["applied", "applied"]
+    for replica in (fleet.replica("r0"), fleet.replica("r1")):
+        assert (replica.servable, replica.serving_version, replica.lag) == (True, version, 0)
+
+
+def test_a_late_joiner_gets_the_version_that_is_current(fleet: Fleet) -> None:
+    trainer = fleet.trainer().ready()
+    for step in range(3):
+        newest = fleet.publish(trainer, step=step, seed=step)
+    assert fleet.refit(fleet.rollout(), newest)["step"] == 2
+    assert [pull.version for pull in fleet.pulls()] == [newest], "older versions are never pulled"
+
+
+def test_nothing_newer_is_none_and_not_an_error(fleet: Fleet) -> None:
+    trainer, rollout = fleet.trainer(), fleet.rollout()
+    rollout.ready()
+    assert rollout.call("stage", timeout=0.2) is None
+    version = fleet.publish(trainer, step=1, seed=1)
+    fleet.refit(rollout, version)
+    assert rollout.call("stage", timeout=0.2) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -117,7 +118,7 @@ class Fleet:
     def settled(self, version: int, *rollouts: WorkerProcess, timeout: float = 40.0) -> None:
         """Wait until these followers serve the version with its right bytes, here and in the server's eyes."""
         for rollout in rollouts:
-            until(f"version {version} served", lambda child=rollout: self._serves(child, version), timeout)
+            until(f"version {version} served", partial(self._serves, rollout, version), timeout)
         until(f"version {version} reported", lambda: self._all_servable(version, len(rollouts)), timeout)
 
     def version(self, version: int) -> Version:
@@ -178,6 +179,9 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for worker in self._workers:
+            if worker.running:
+                worker.cont()
         try:
             if error is None:
                 self.check()

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from weightcast.demo.child import Lifeline, run_child
-from weightcast.demo.reports import Ready, Reporter, ServerSettings
+from weightcast.demo.reports import ChildSettings, Ready, Reporter
 
 
-def _work(settings: ServerSettings, reporter: Reporter, lifeline: Lifeline) -> None:
+def _work(settings: ChildSettings, reporter: Reporter, lifeline: Lifeline) -> None:
     print("noise on standard output")
     reporter.send(Ready(url="ready"))
     match Path(settings.directory).name:
@@ -27,4 +27,4 @@ def _work(settings: ServerSettings, reporter: Reporter, lifeline: Lifeline) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(ServerSettings, _work))
+    sys.exit(run_child(ChildSettings, _work))

@@ -33,6 +33,12 @@ def running(tmp_path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 3
+    return children
+
+
 @pytest.mark.timeout(180)
 def test_a_short_run_is_verified_and_leaves_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--versions", "2") as process:
@@ -56,8 +62,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
         for line in process.stderr:
             if " applied " in line:
                 break
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) == 3
+        children = children_of(process)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, error
@@ -65,4 +70,17 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     assert result["verified"] is False
     assert result["error"] == "interrupted by SIGINT"
     assert not any(child.is_running() for child in children)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, "--versions", "50") as process:
+        assert process.stderr is not None
+        assert "process=server" in process.stderr.readline()
+        children = children_of(process)
+        process.kill()
+        process.wait()
+    _gone, alive = psutil.wait_procs(children, timeout=20)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     assert list(tmp_path.iterdir()) == []

@@ -19,12 +19,13 @@ _START_SECONDS = 60.0
 
 
 def _serve(settings: ServerSettings, reporter: Reporter, lifeline: Lifeline) -> None:
-    serve = load_server("serve")
+    # Until the server has its own handler (importing it takes a while), SIGTERM must not skip the clean-up below.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     directory = Path(settings.directory)
     ready_file = directory / "server.url"
     threading.Thread(target=_announce, args=(ready_file, reporter, lifeline), name="announce", daemon=True).start()
     try:
-        serve(
+        load_server("serve")(
             host="127.0.0.1",
             port=0,
             database=directory / "weightcast.db",

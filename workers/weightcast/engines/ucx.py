@@ -53,16 +53,18 @@ def backend_parameters() -> dict[str, str]:
 
 def shared_memory_allowed() -> bool:
     """Whether the user's transport list lets UCX read a local process's memory directly."""
-    chosen = os.environ.get("UCX_TLS", "all").lower().split(",")
-    return any(name in {"all", "sm", "shm", "cma", "xpmem", "knem"} for name in chosen)
+    chosen = os.environ.get("UCX_TLS", "all").lower()
+    if chosen.startswith("^"):
+        return not {"sm", "shm", "cma"} & set(chosen[1:].split(","))
+    return bool({"all", "sm", "shm", "cma", "xpmem", "knem"} & set(chosen.split(",")))
 
 
-def remote_transport(completed_at_post: bool, same_host: bool) -> str:
+def remote_transport(shared_memory: bool, same_host: bool) -> str:
     """Name the transport of host-memory READs from what was observed.
 
-    UCX does not say through NIXL what it chose, but behaviour does: a shared-memory copy (CMA) is complete when the
-    posting call returns, which a network READ never is.
+    UCX does not say through NIXL what it chose, but behaviour does: a shared-memory copy (CMA) is always complete when
+    the posting call returns.
     """
-    if completed_at_post:
+    if shared_memory:
         return "cma"
     return "rdma" if rdma_devices() and not same_host else "tcp"
