@@ -1,19 +1,18 @@
-"""A child for ``test_family``: does what its settings' directory is named after."""
+"""A child for ``test_family``: does what its settings name as the replica."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 from weightcast.demo.child import Lifeline, run_child
-from weightcast.demo.reports import ChildSettings, Ready, Reporter
+from weightcast.demo.reports import RolloutSettings, Ready, Reporter
 
 
-def _work(settings: ChildSettings, reporter: Reporter, lifeline: Lifeline) -> None:
+def _work(settings: RolloutSettings, reporter: Reporter, lifeline: Lifeline) -> None:
     print("noise on standard output")
     reporter.send(Ready(url="ready"))
-    match Path(settings.directory).name:
+    match settings.replica:
         case "obeys":
             lifeline.stop.wait(30)
         case "begins":
@@ -27,4 +26,4 @@ def _work(settings: ChildSettings, reporter: Reporter, lifeline: Lifeline) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(ChildSettings, _work))
+    sys.exit(run_child(RolloutSettings, _work))

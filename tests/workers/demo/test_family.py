@@ -15,7 +15,7 @@ import psutil
 import pytest
 from weightcast.demo import family as family_module
 from weightcast.demo.family import Child, Ended, Event, Events, Family, Heard, Interrupted, signals_as_events
-from weightcast.demo.reports import ChildSettings, Failed, Ready
+from weightcast.demo.reports import Failed, Ready, RolloutSettings
 
 _HERE = Path(__file__).parent
 
@@ -30,7 +30,7 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
 
 def start(family: Family, behaviour: str) -> Child:
     child = family.start(behaviour, "child_under_test")
-    child.send(ChildSettings(directory=f"/nowhere/{behaviour}"))
+    child.send(RolloutSettings(server_url="", replica=behaviour, index=0))
     assert next_event(family) == Heard(behaviour, Ready(url="ready"))
     return child
 

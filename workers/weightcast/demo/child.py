@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
-from weightcast.demo.reports import ChildSettings, Failed, Reporter
+from weightcast.demo.reports import Failed, Message, Reporter
 
-_Settings = TypeVar("_Settings", bound=ChildSettings)
+_Settings = TypeVar("_Settings", bound=Message)
 
 _GRACE_SECONDS = 6.0
 _PR_SET_PDEATHSIG = 1

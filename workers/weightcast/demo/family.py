@@ -75,7 +75,7 @@ def signals_as_events(events: Events) -> Iterator[None]:
 class Child:
     """One process: settings go to its standard input, reports come from its standard output."""
 
-    def __init__(self, name: str, module: str, directory: Path, events: Events) -> None:
+    def __init__(self, name: str, module: str, arguments: Sequence[str], directory: Path, events: Events) -> None:
         self.name = name
         self._log = directory / f"{name}.log"
         self._events = events
@@ -85,7 +85,7 @@ class Child:
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(directory)}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
+                [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -151,9 +151,9 @@ class Family:
     ) -> None:
         self.stop(list(self.children))
 
-    def start(self, name: str, module: str) -> Child:
+    def start(self, name: str, module: str, *arguments: str) -> Child:
         """Start ``python -m module``; it waits for its settings."""
-        child = Child(name, module, self._directory, self.events)
+        child = Child(name, module, arguments, self._directory, self.events)
         self.children[name] = child
         return child
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weightcast.demo.display import Display
 from weightcast.demo.family import DemoError, Ended, Events, Family, Heard, Interrupted, signals_as_events
-from weightcast.demo.reports import Failed, Ready, Report, RolloutSettings, ServerSettings, TrainerSettings
+from weightcast.demo.reports import Failed, Message, Ready, Report, RolloutSettings, TrainerSettings
 from weightcast.demo.scoreboard import DemoResult, Scoreboard
 
 
@@ -71,14 +71,14 @@ class Demo:
 
     def _start(self, family: Family, directory: Path) -> None:
         # All begin to import at once; the workers wait for their settings, which name the server's address.
-        server = family.start("server", "weightcast.demo.server_process")
+        server = family.start("server", "weightcast.demo.server_process", str(directory), str(os.getpid()))
         trainers = [
             family.start(f"trainer-{rank}", "weightcast.demo.trainer_process")
             for rank in range(self._settings.trainers)
         ]
         rollouts = [family.start(replica, "weightcast.demo.rollout_process") for replica in self.replicas]
         end = time.monotonic() + self._settings.start_seconds
-        server.send(ServerSettings(directory=str(directory), parent=os.getpid()))
+        server.send(Message())
         url = self._wait_ready(family, {"server"}, end)["server"].url
         settings = self._settings
         for rank, trainer in enumerate(trainers):
@@ -97,7 +97,7 @@ class Demo:
                 )
             )
         for index, (replica, rollout) in enumerate(zip(self.replicas, rollouts, strict=True)):
-            rollout.send(RolloutSettings(directory=str(directory), server_url=url, replica=replica, index=index))
+            rollout.send(RolloutSettings(server_url=url, replica=replica, index=index))
         self._wait_ready(family, {child.name for child in (*trainers, *rollouts)}, end)
         for trainer in trainers:
             trainer.send()

@@ -15,19 +15,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of everything that goes through the pipes."""
 
 
-class ChildSettings(Message, frozen=True, kw_only=True):
-    """What every process needs to know: the run's directory, which goes when the run ends."""
-
-    directory: str
-
-
-class ServerSettings(ChildSettings, frozen=True, kw_only=True):
-    """What the server process needs to know: also its parent's process id, to notice that it was killed."""
-
-    parent: int
-
-
-class TrainerSettings(ChildSettings, frozen=True, kw_only=True):
+class TrainerSettings(Message, frozen=True, kw_only=True):
     """What one trainer process needs to know."""
 
     server_url: str
@@ -39,9 +27,10 @@ class TrainerSettings(ChildSettings, frozen=True, kw_only=True):
     interval_seconds: float
     min_steps: int
     refit_timeout_seconds: float
+    directory: str
 
 
-class RolloutSettings(ChildSettings, frozen=True, kw_only=True):
+class RolloutSettings(Message, frozen=True, kw_only=True):
     """What one rollout process needs to know."""
 
     server_url: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -13,30 +14,31 @@ from pathlib import Path
 
 from weightcast.cli.serve import load_server
 from weightcast.demo.child import Lifeline, run_child
-from weightcast.demo.reports import Ready, Reporter, ServerSettings
+from weightcast.demo.reports import Message, Ready, Reporter
 
 _START_SECONDS = 60.0
 
 
-def _serve(settings: ServerSettings, reporter: Reporter, lifeline: Lifeline) -> None:
-    # Until the server has its own handler (importing it takes a while), SIGTERM must not skip the clean-up below.
+def main(directory: Path, parent: int) -> int:
+    """Serve until the parent says stop or is gone; returns the exit status."""
+    atexit.register(_clean_up_after, parent, directory)
+    # The server's own handler comes late: until then SIGTERM must not skip the clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    directory = Path(settings.directory)
+    stop_serving = partial(os.kill, os.getpid(), signal.SIGTERM)
+    return run_child(Message, partial(_serve, directory), on_stop=stop_serving, outlives=True)
+
+
+def _serve(directory: Path, _settings: Message, reporter: Reporter, lifeline: Lifeline) -> None:
     ready_file = directory / "server.url"
     threading.Thread(target=_announce, args=(ready_file, reporter, lifeline), name="announce", daemon=True).start()
-    try:
-        load_server("serve")(
-            host="127.0.0.1",
-            port=0,
-            database=directory / "weightcast.db",
-            ready_file=ready_file,
-            log_level="warning",
-            log_format="json",
-        )
-    finally:
-        if os.getppid() != settings.parent:
-            # It was killed, and the other children with it: nobody else is left to remove what they wrote.
-            shutil.rmtree(directory, ignore_errors=True)
+    load_server("serve")(
+        host="127.0.0.1",
+        port=0,
+        database=directory / "weightcast.db",
+        ready_file=ready_file,
+        log_level="warning",
+        log_format="json",
+    )
 
 
 def _announce(ready_file: Path, reporter: Reporter, lifeline: Lifeline) -> None:
@@ -47,6 +49,11 @@ def _announce(ready_file: Path, reporter: Reporter, lifeline: Lifeline) -> None:
             return
 
 
+def _clean_up_after(parent: int, directory: Path) -> None:
+    """When the parent was killed, and the other children with it, nobody else is left to remove what they wrote."""
+    if os.getppid() != parent:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 if __name__ == "__main__":
-    stop_serving = partial(os.kill, os.getpid(), signal.SIGTERM)
-    sys.exit(run_child(ServerSettings, _serve, on_stop=stop_serving, outlives=True))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

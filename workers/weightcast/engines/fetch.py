@@ -63,9 +63,19 @@ class FetchControl:
 
 
 class Fetch:
-    """Runs on the agent's owner thread. After an error, ``in_flight`` holds the READs that could not be ended."""
+    """Runs on the agent's owner thread. ``shared_memory`` says by agent name what is known, and is added to.
 
-    def __init__(self, agent: NixlAgent, jobs: list[ShardJob], control: FetchControl, pool: ThreadPoolExecutor) -> None:
+    After an error, ``in_flight`` holds the READs that could not be ended.
+    """
+
+    def __init__(
+        self,
+        agent: NixlAgent,
+        jobs: list[ShardJob],
+        control: FetchControl,
+        pool: ThreadPoolExecutor,
+        shared_memory: dict[str, bool],
+    ) -> None:
         self._agent = agent
         self._jobs = jobs
         self._control = control
@@ -73,8 +83,7 @@ class Fetch:
         self._source = jobs[0].source.worker_id if jobs else ""
         self._checks: list[tuple[ShardJob, int, Future[bytes]]] = []
         self.in_flight: list[NixlHandle] = []
-        self.shared_memory: set[str] = set()
-        """Sources that are read through shared memory."""
+        self._shared_memory = shared_memory
 
     def run(self) -> None:
         """Read and verify everything.
@@ -160,14 +169,16 @@ class Fetch:
 
         Over TCP about every third small one is, by luck; the first ones of a connection never are.
         """
+        if job.source.agent.name in self._shared_memory:
+            return
         if not shared_memory_allowed():
+            self._shared_memory[job.source.agent.name] = False
             return
         in_a_row = waited = 0
         while in_a_row < PROBES and waited < MAX_WAITED_PROBES:
             done = self._read_now(job, job.prepared.header)
             in_a_row, waited = (in_a_row + 1, waited) if done else (0, waited + 1)
-        if in_a_row == PROBES:
-            self.shared_memory.add(job.source.worker_id)
+        self._shared_memory[job.source.agent.name] = in_a_row == PROBES
 
     def _read_now(self, job: ShardJob, handle: NixlHandle) -> bool:
         """READ and wait; whether it was complete when it was posted."""

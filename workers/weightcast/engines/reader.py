@@ -177,7 +177,7 @@ class ResidentReader:
                 self._job(agent, workspace, control.version, shard, region)
                 for shard, region in zip(shards, arena.regions, strict=True)
             ]
-            fetch = Fetch(agent, jobs, control, self._pool)
+            fetch = Fetch(agent, jobs, control, self._pool, workspace.shared_memory)
             fetch.run()
         except TransferError as error:
             workspace.after_failure(agent, error, fetch.in_flight if fetch is not None else [])
@@ -191,7 +191,7 @@ class ResidentReader:
             sources=[job.source.worker_id for job in jobs],
             nbytes=sum(shard.nbytes for shard in shards),
             seconds=time.perf_counter() - started,
-            transport=self._transport(jobs, fetch.shared_memory),
+            transport=self._transport(jobs, workspace.shared_memory),
         )
 
     def _job(
@@ -214,13 +214,13 @@ class ResidentReader:
         )
         return ShardJob(shard, source, region, prepared, expected)
 
-    def _transport(self, jobs: list[ShardJob], shared_memory: set[str]) -> str:
+    def _transport(self, jobs: list[ShardJob], shared_memory: Mapping[str, bool]) -> str:
         names = set()
         for job in jobs:
             if job.source.memory.kind is not MemoryKind.DRAM:
                 continue
             same_host = job.source.host == self._host
-            name = remote_transport(job.source.worker_id in shared_memory, same_host)
+            name = remote_transport(shared_memory.get(job.source.agent.name, False), same_host)
             names.add(name)
             if same_host and name == "tcp" and shared_memory_allowed() and job.source.worker_id not in self._warned:
                 self._warned.add(job.source.worker_id)

@@ -34,6 +34,8 @@ class Workspace:
     def __init__(self, rebuild: Callable[[], NixlAgent]) -> None:
         self.peers = PeerTable()
         self.quarantine = Quarantine()
+        self.shared_memory: dict[str, bool] = {}
+        """By agent name, whether a source is read through shared memory: found out once per connection."""
         self._rebuild = rebuild
         self._arena: StagingArena | None = None
         self._shape: Shape = ()
@@ -43,6 +45,9 @@ class Workspace:
         self.quarantine.sweep(agent)
         named = {source.worker_id for shard in shards for source in shard.sources}
         self.peers.keep_only(agent, named, self.quarantine.peers())
+        agents = {source.agent.name for shard in shards for source in shard.sources}
+        for name in self.shared_memory.keys() - agents:
+            del self.shared_memory[name]
         shape = tuple((shard.layout_digest, shard.sources[0].bucket_nbytes) for shard in shards)
         return self.reserve(agent, shape, [layouts[digest] for digest, _bucket in shape])
 
