@@ -12,7 +12,7 @@ from weightcast.engines.source import WrittenSlot
 from weightcast.trainer import Trainer
 
 _ARRIVED = fetch_module.Fetch._arrived
-_REQUEST_NBYTES = peers_module.MIN_REQUEST_NBYTES
+_REQUEST_NBYTES = peers_module.REQUEST_NBYTES
 
 
 class Gate:
@@ -59,7 +59,7 @@ def patched_requests(gate: Gate, request_nbytes: int) -> None:
         _ARRIVED(self, *arguments)
 
     fetch_module.Fetch._arrived = arrived  # type: ignore[method-assign, assignment]
-    peers_module.MIN_REQUEST_NBYTES = request_nbytes or _REQUEST_NBYTES
+    peers_module.REQUEST_NBYTES = request_nbytes or _REQUEST_NBYTES
 
 
 def gated_write(trainer: Trainer, gate: Gate) -> None:
@@ -78,4 +78,4 @@ def gated_write(trainer: Trainer, gate: Gate) -> None:
 def restore() -> None:
     """Undo it."""
     fetch_module.Fetch._arrived = _ARRIVED  # type: ignore[method-assign]
-    peers_module.MIN_REQUEST_NBYTES = _REQUEST_NBYTES
+    peers_module.REQUEST_NBYTES = _REQUEST_NBYTES

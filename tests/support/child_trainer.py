@@ -55,7 +55,7 @@ class TrainerChild:
 
     def offered(self) -> dict[str, Any]:
         """What the newest slot is offered as, and the agent and memory behind it: what an impostor would copy."""
-        newest = max(self.trainer._offers.values(), key=lambda offer: offer.version)
+        newest = max(self.trainer._offers._offers.values(), key=lambda offer: offer.version)
         return {
             "body": newest.body.model_dump(mode="json"),
             "agent": self.trainer.agent_info.model_dump(mode="json"),

@@ -97,3 +97,10 @@ def _random(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generat
         count *= extent
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count * size,), dtype=torch.uint8, generator=generator)
     return raw.view(dtype).reshape(shape)
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements, row-major, as bytes."""
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.reshape(-1))
+    return flat.view(torch.uint8)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.weights import make_weights, sha256
+from support.weights import flat_bytes, make_weights, sha256
 from weightcast.apply import Shard, check_destination, check_ties, copy_into
 from weightcast.errors import LayoutMismatch
-from weightcast.layout import build_layout, flat_bytes
+from weightcast.layout import build_layout
 
 
 def staged(tensors: dict[str, torch.Tensor]) -> Shard:
@@ -58,3 +58,10 @@ def test_a_destination_that_overlaps_itself_is_refused() -> None:
     layout, _data = staged({"a": torch.ones(3, 3)})
     with pytest.raises(LayoutMismatch, match="overlaps itself"):
         check_destination([layout], {"a": torch.zeros(1, 3).expand(3, 3)}, 1)
+
+
+def test_destinations_that_share_part_of_their_memory_are_refused() -> None:
+    layout, _data = staged({"qkv": torch.ones(12), "q": torch.ones(4)})
+    fused = torch.zeros(12)
+    with pytest.raises(LayoutMismatch, match="share part of their memory"):
+        check_destination([layout], {"qkv": fused, "q": fused[:4]}, 1)

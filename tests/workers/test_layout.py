@@ -8,6 +8,7 @@ import torch
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.weights import flat_bytes
 from weightcast.contract.layout import (
     DTYPE_NBYTES,
     MAX_LAYOUT_NBYTES,
@@ -21,7 +22,7 @@ from weightcast.contract.layout import (
     unpack_layout,
 )
 from weightcast.errors import LayoutMismatch
-from weightcast.layout import build_layout, compare, dtype_name, flat_bytes, named_tensors, typed_view
+from weightcast.layout import build_layout, check_stable, compare, dtype_name, named_tensors, typed_view
 
 DTYPES = [getattr(torch, name) for name in DTYPE_NBYTES if name not in {"complex32", "float4_e2m1fn_x2"}]
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -176,3 +177,22 @@ def test_size_form_and_digest_are_checked() -> None:
     with pytest.raises(LayoutError):
         unpack_layout(zstandard.ZstdCompressor().compress(canonical(GOOD) + b"\x00"))
     assert dtype_name(torch.bfloat16) == "bfloat16"
+
+
+def test_copies_are_not_taken_for_live_weights() -> None:
+    module = torch.nn.Linear(2, 2)
+    check_stable(named_tensors(module), named_tensors(module))
+    module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+        lambda _module, state, prefix, _metadata: state.update({"weight": state["weight"].clone()})
+    )
+    first, second = named_tensors(module), named_tensors(module)
+    with pytest.raises(LayoutError, match="'weight' is a copy"):
+        check_stable(first, second)
+
+
+def test_tensor_subclasses_are_refused() -> None:
+    class Wrapped(torch.Tensor):
+        pass
+
+    with pytest.raises(LayoutError, match="'w' is a Wrapped"):
+        build_layout({"w": torch.ones(2).as_subclass(Wrapped)})

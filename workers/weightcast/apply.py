@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -31,6 +32,7 @@ def check_destination(layouts: Sequence[Layout], destination: Mapping[str, torch
         for name, tensor in destination.items()
         if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     ]
+    problems += _overlaps(destination)
     try:
         compare(specs, destination, version)
     except LayoutMismatch as error:
@@ -82,6 +84,20 @@ def copy_into(shards: Sequence[Shard], destination: Mapping[str, torch.Tensor]) 
     for device in {tensor.device for tensor in destination.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
     return copied
+
+
+def _overlaps(destination: Mapping[str, torch.Tensor]) -> list[str]:
+    """Contiguous tensors that share part of their memory: whichever is copied last would win."""
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+        for name, tensor in destination.items()
+        if tensor.numel() and tensor.is_contiguous()
+    )
+    problems = []
+    for (device, start, end, name), (next_device, next_start, next_end, other) in pairwise(spans):
+        if device == next_device and next_start < end and (start, end) != (next_start, next_end):
+            problems.append(f"{name!r} and {other!r}: share part of their memory and cannot both be loaded")
+    return problems
 
 
 def _same_bytes(one: tuple[TensorSpec, torch.Tensor], other: tuple[TensorSpec, torch.Tensor]) -> bool:

@@ -61,6 +61,23 @@ def build_layout(tensors: Mapping[str, torch.Tensor]) -> Layout:
     return Layout(FORMAT, end, tuple(sorted(specs, key=lambda spec: (spec.offset, spec.name))))
 
 
+def check_stable(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> None:
+    """Prove that two looks at the same weights, both still alive, saw the same memory.
+
+    A ``state_dict`` hook or a function may return copies; bytes written into those would never reach the model.
+
+    Raises:
+        LayoutError: listing every tensor that is a copy.
+    """
+    copies = [
+        f"{name!r} is a copy made for each look (a state_dict hook?): what is written into it does not reach the model"
+        for name, tensor in first.items()
+        if tensor.numel() and name in second and second[name].data_ptr() != tensor.data_ptr()
+    ]
+    if copies:
+        raise LayoutError(copies)
+
+
 def compare(published: Mapping[str, TensorSpec], destination: Mapping[str, torch.Tensor], version: int) -> None:
     """Check that every published tensor has its destination and the other way round.
 
@@ -90,13 +107,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements, row-major, as a 1-D uint8 tensor: a view where it is contiguous, else a copy."""
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return contiguous_bytes(tensor.contiguous())
-
-
 def contiguous_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor as a 1-D uint8 view.
 
@@ -119,6 +129,9 @@ def _reject(name: str, value: object) -> torch.Tensor:
 def _unsupported(name: str, tensor: torch.Tensor) -> str | None:
     if not name or len(name) > 1000 or not name.isprintable():
         return f"{name[:80]!r}: the name is empty, over 1000 characters or not printable"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        # Subclasses (DTensor, quantised wrappers) hold their bytes elsewhere: their addresses mean nothing.
+        return f"{name!r} is a {type(tensor).__name__}: only plain tensors can be moved; pass its local or full tensor"
     if tensor.device.type == "meta":
         return f"{name!r} is a meta tensor: it has no bytes"
     if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -10,7 +10,7 @@ import torch
 from weightcast.apply import Shard, check_destination, check_ties, copy_into
 from weightcast.contract.layout import Layout
 from weightcast.errors import Tainted
-from weightcast.layout import Weights, build_layout, named_tensors
+from weightcast.layout import Weights, build_layout, check_stable, named_tensors
 from weightcast.update import Hook
 
 
@@ -33,16 +33,26 @@ class LiveWeights:
         return named_tensors(self._weights)
 
     def layout(self) -> Layout:
-        """The layout that a trainer with the same weights would publish."""
-        return build_layout(self.tensors())
+        """The layout that a trainer with the same weights would publish.
+
+        Raises:
+            LayoutError: a tensor cannot be loaded into, or is only a copy of a live one.
+        """
+        return build_layout(self._live_tensors())
 
     def check(self, layouts: Sequence[Layout], version: int) -> None:
         """Prove that a version fits before it is read.
 
         Raises:
             LayoutMismatch: listing every difference.
+            LayoutError: a tensor is only a copy of a live one.
         """
-        check_destination(layouts, self.tensors(), version)
+        check_destination(layouts, self._live_tensors(), version)
+
+    def _live_tensors(self) -> dict[str, torch.Tensor]:
+        tensors, again = self.tensors(), self.tensors()
+        check_stable(tensors, again)
+        return tensors
 
     def apply(self, shards: Sequence[Shard], version: int, worker_id: str) -> float:
         """Make them this version; returns the seconds it took.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,22 @@ ALIGN_NBYTES: Final = 4096
 _MADV_HUGEPAGE: Final = getattr(mmap, "MADV_HUGEPAGE", 14)
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: touch all pages in the kernel, without a fault for each."""
+
+_CGROUP_FILES: Final = (
+    (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/memory.stat",
+        "inactive_file",
+    ),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+"""Limit, usage, statistics and the field of reclaimable page cache: version 2, then version 1."""
 
 
 class OutOfMemoryError(MemoryError):
@@ -88,24 +103,43 @@ def _available_nbytes() -> int | None:
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
+    for limit, used, stat, field in _CGROUP_FILES:
         try:
-            available = min(available, _read_int(limit) - _read_int(used))
-            break
+            allowed = cgroup_available_nbytes(_read(limit), _read(used), _read(stat), field)
         except (OSError, ValueError):
             continue
+        if allowed is not None:
+            available = min(available, allowed)
+        break
     return max(available, 0)
 
 
-def _read_int(path: str) -> int:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return int(os.read(descriptor, 64))
-    finally:
-        os.close(descriptor)
+def cgroup_available_nbytes(limit: str, used: str, stat: str, inactive_field: str) -> int | None:
+    """Bytes that a cgroup still allows, from what its files say; None where it has no limit.
+
+    The usage counts page cache, which a reading of checkpoints fills up to the limit. Its inactive part is given back
+    before anything is refused, so it is added again.
+
+    Args:
+        limit: ``memory.max`` or ``memory.limit_in_bytes``.
+        used: ``memory.current`` or ``memory.usage_in_bytes``.
+        stat: ``memory.stat``.
+        inactive_field: the field of ``stat`` that covers the whole subtree, as the usage does.
+
+    Raises:
+        ValueError: a file does not say what it should.
+    """
+    if limit.strip() == "max":
+        return None
+    fields = dict(line.split(maxsplit=1) for line in stat.splitlines() if line.strip())
+    inactive = int(fields.get(inactive_field, 0))
+    # The files are read one after the other: the cache may be larger than the usage was.
+    return int(limit) - max(int(used) - inactive, 0)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:  # noqa: PTH123 - cgroupfs, read in one go
+        return file.read()
 
 
 def _round_up(nbytes: int, to: int) -> int:

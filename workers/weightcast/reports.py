@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 from weightcast.client import ControlPlane
 from weightcast.contract.names import PullFailure
 from weightcast.contract.pulls import Pull, UpdatePull
-from weightcast.errors import NotFound, PullConflict, ServerUnavailable, WeightcastError
+from weightcast.errors import NotFound, PullConflict, RequestRefused, ServerUnavailable, WeightcastError
 from weightcast.logs import get_logger
 from weightcast.session import WorkerSession
 from weightcast.update import Update
@@ -20,10 +22,13 @@ class PullReports:
         self._session = session
         self._control = control
         self._pending: tuple[str, UpdatePull] | None = None
+        self._delivering = threading.RLock()
 
-    def send(self, pull_id: str, body: UpdatePull, wait: float | None = None) -> Pull:
+    def send(self, pull_id: str, body: UpdatePull, wait: float | None = None, deadline: float | None = None) -> Pull:
         """Report a state; errors are the caller's."""
-        return self._session.call(lambda me: self._control.update_pull(me, pull_id, body, wait=wait))
+        return self._session.call(
+            lambda me: self._control.update_pull(me, pull_id, body, wait=wait, deadline=deadline), deadline=deadline
+        )
 
     def failed(
         self,
@@ -65,16 +70,20 @@ class PullReports:
             _log.warning("applied, but not reported yet", version=update.version, error=str(error))
 
     def flush(self) -> None:
-        """Deliver the outcome that is still owed, if any."""
-        if self._pending is None:
-            return
-        pull_id, body = self._pending
-        try:
-            self.send(pull_id, body)
-        except (PullConflict, NotFound) as error:
-            _log.info("outcome not recorded", pull=pull_id, state=body.state, code=error.code)
-            if body.state == "applied":
-                # The pull had ended, because this rank was registered again while it was applying and said so. What it
-                # serves since then has to be told with another registration.
-                self._session.register_again()
-        self._pending = None
+        """Deliver the outcome that is still owed, if any. One that is refused for good is dropped."""
+        with self._delivering:
+            if self._pending is None:
+                return
+            pull_id, body = pending = self._pending
+            try:
+                self.send(pull_id, body)
+            except (PullConflict, NotFound) as error:
+                _log.info("outcome not recorded", pull=pull_id, state=body.state, code=error.code)
+                if body.state == "applied" or body.tainted:
+                    # The pull had ended, because this rank was registered again while it was applying. What it serves
+                    # since then, or that it is tainted, has to be told with another registration.
+                    self._session.register_again()
+            except RequestRefused as error:
+                _log.error("outcome refused", pull=pull_id, state=body.state, error=str(error))
+            if self._pending is pending:
+                self._pending = None

@@ -10,11 +10,10 @@ from typing import Final, Self
 
 from weightcast.client import ControlPlane
 from weightcast.client.backoff import Backoff, check_seconds
-from weightcast.contract.layout import Layout
-from weightcast.contract.names import MAX_WAIT_SECONDS, PullFailure, PullState, Role
-from weightcast.contract.pulls import Assignment, Pull, RequestPull, UpdatePull
+from weightcast.contract.names import PullFailure, PullState, Role
+from weightcast.contract.pulls import UpdatePull
 from weightcast.contract.workers import RegisterWorker
-from weightcast.engines.reader import DEFAULT_STALL_SECONDS, ResidentReader, Staged
+from weightcast.engines.reader import DEFAULT_STALL_SECONDS, ResidentReader
 from weightcast.errors import (
     DeadlineExceeded,
     Fenced,
@@ -24,7 +23,6 @@ from weightcast.errors import (
     PullSuperseded,
     SessionClosed,
     Tainted,
-    TransferError,
     WeightcastError,
 )
 from weightcast.layout import Weights
@@ -33,6 +31,7 @@ from weightcast.logs import get_logger
 from weightcast.reports import PullReports
 from weightcast.session import WorkerSession
 from weightcast.settings import WorkerSettings
+from weightcast.stager import StagedSlot, Stager
 from weightcast.update import Hooks, Update
 
 _log = get_logger("weightcast.rollout")
@@ -54,6 +53,7 @@ class Rollout:
         world_size: ranks of the replica.
         hooks: see :class:`Hooks`.
         stall_seconds: a source that delivers nothing for so long is given up for another.
+        fetch_timeout: seconds that reading one version may take, all sources together.
         settings: where the server is, and timeouts; by default from ``WEIGHTCAST_*``.
 
     Memory: one staging arena as large as the weights, in host memory.
@@ -75,16 +75,14 @@ class Rollout:
         world_size: int = 1,
         hooks: Hooks | None = None,
         stall_seconds: float = DEFAULT_STALL_SECONDS,
+        fetch_timeout: float = 600.0,
         settings: WorkerSettings | None = None,
     ) -> None:
         self._settings = settings or WorkerSettings()
         self.model, self.replica, self.rank, self.world_size = model, replica, rank, world_size
         self._hooks = hooks or Hooks()
         self._live = LiveWeights(weights, self._hooks.after_load)
-        self._highest = 0
-        self._current: Update | None = None
-        self._layouts: dict[str, Layout] = {}
-        self._memory_lock = threading.Lock()
+        self._slot = StagedSlot()
         self._applying = threading.RLock()
         self._closed = threading.Event()
         local = self._live.layout()
@@ -98,6 +96,19 @@ class Rollout:
             self._control = self._settings.control_plane()
             self._session = WorkerSession(self._control, self._body)
             self._reports = PullReports(self._session, self._control)
+            self._stager = Stager(
+                model,
+                reader=self._reader,
+                live=self._live,
+                slot=self._slot,
+                session=self._session,
+                control=self._control,
+                reports=self._reports,
+                applier=self,
+                fetch_timeout=check_seconds("fetch_timeout", fetch_timeout),
+                settle=self._settle_permit,
+                closed=self._closed,
+            )
             self._session.start()
         except BaseException:
             self.close()
@@ -132,7 +143,8 @@ class Rollout:
     def stage(self, timeout: float = 30.0) -> Update | None:
         """Wait for a version newer than what is served or staged, read it, verify it. Generation may go on meanwhile.
 
-        Returns None when none came within ``timeout`` seconds. A source that fails is reported and another is read.
+        Returns None when none came within ``timeout`` seconds; reading one that came may take up to ``fetch_timeout``.
+        A source that fails is reported and another is read.
 
         Raises:
             TransferError: no source was left, the last failure is named.
@@ -141,46 +153,7 @@ class Rollout:
             Fenced: a newer process has this rank.
             ServerUnavailable: the server does not answer; what is served stays.
         """
-        ends = time.monotonic() + check_seconds("timeout", timeout)
-        excluded: dict[str, TransferError] = {}
-        overwritten: set[str] = set()
-        pause = Backoff()
-        version = 0
-        while True:
-            self._reports.flush()
-            self._settle_permit()
-            assignment = self._request(list(excluded), max(0.0, ends - time.monotonic()))
-            if assignment is None:
-                if time.monotonic() >= ends:
-                    return None
-                continue
-            if assignment.pull.version != version:
-                version = assignment.pull.version
-                excluded.clear()
-                overwritten.clear()
-            try:
-                return self._stage(assignment, ends)
-            except (PullConflict, NotFound) as error:
-                # The pull has ended: a newer version, this worker registered again, or the server lost its store.
-                _log.info("pull ended by the server", pull=assignment.pull.pull_id, code=error.code)
-                failure: WeightcastError = error
-                self._closed.wait(max(0.0, min(pause.next(), ends - time.monotonic())))
-            except TransferError as error:
-                known = {source.worker_id for shard in assignment.shards for source in shard.sources}
-                named = error.peer if error.peer in known else None
-                self._reports.failed(assignment.pull.pull_id, error.reason, error.detail, source=named)
-                if error.peer is None or isinstance(error, LayoutMismatch):
-                    raise
-                _log.warning("source failed", source=error.peer, version=version, reason=error.reason.value)
-                # What was overwritten is not assigned again, unless its source offers it again: that is tried once.
-                if error.reason is not PullFailure.SOURCE_OVERWRITTEN or error.peer in overwritten:
-                    excluded[error.peer] = error
-                overwritten.add(error.peer)
-                if any(excluded.keys() >= {one.worker_id for one in shard.sources} for shard in assignment.shards):
-                    raise
-                failure = error
-            if time.monotonic() >= ends:
-                raise DeadlineExceeded(f"Staging version {version} of {self.model}", timeout) from failure
+        return self._stager.stage(check_seconds("timeout", timeout))
 
     def follow(
         self, stop: threading.Event | None = None, *, on_update: Callable[[Update], object] | None = None
@@ -211,9 +184,7 @@ class Rollout:
             except WeightcastError as error:
                 if self._closed.is_set():
                     return
-                _log.warning(
-                    "refit failed, the old version is served on", error=str(error), serving=self.serving_version
-                )
+                _log.warning("refit failed", error=str(error), serving=self.serving_version, tainted=self.tainted)
                 stop.wait(backoff.next())
                 continue
             backoff.reset()
@@ -222,41 +193,54 @@ class Rollout:
         """See :meth:`Update.request_permit`."""
         ends = time.monotonic() + check_seconds("timeout", timeout)
         with self._applying:
-            self._wait_for_permit(update, ends, timeout)
-
-    def _wait_for_permit(self, update: Update, ends: float, timeout: float) -> None:
-        while not update.permitted:
-            self._check_current(update)
-            update.asked = True
-            wait = max(0.0, min(ends - time.monotonic(), _PERMIT_SECONDS))
-            try:
-                pull = self._reports.send(update.pull_id, UpdatePull(state="applying"), wait=wait)
-            except (PullConflict, NotFound) as error:
-                self._drop(update)
-                if isinstance(error, PullSuperseded):
-                    raise
-                raise PullSuperseded(f"version {update.version}: {error.detail}", call="apply") from error
-            update.permitted = pull.state is PullState.APPLYING
-            if not update.permitted and time.monotonic() >= ends:
-                raise DeadlineExceeded(f"The permit to apply version {update.version} of {self.model}", timeout)
+            while update.permitted_epoch is None:
+                self._ask_permit(update, ends, timeout)
 
     def apply(self, update: Update, timeout: float) -> None:
         """See :meth:`Update.apply`."""
         with self._applying:
             self.request_permit(update, timeout)
-            self._apply(update)
+            self._load(update)
+            self._reports.applied(update)
 
-    def _apply(self, update: Update) -> None:
-        with self._memory_lock:
-            self._check_current(update)
-            self._current = None
+    def _load(self, update: Update) -> None:
+        with self._applying, self._slot.memory:
+            self._slot.require(update)
+            self._slot.put(None)
+            self._check_permit(update)
+            self._slot.applying = update.version
             try:
                 update.pause_seconds = self._live.apply(update.shards, update.version, self.worker_id)
             except BaseException as error:
-                failure = PullFailure.LAYOUT_MISMATCH if isinstance(error, LayoutMismatch) else PullFailure.APPLY_FAILED
+                mismatch = isinstance(error, LayoutMismatch)
+                failure = PullFailure.LAYOUT_MISMATCH if mismatch else PullFailure.APPLY_FAILED
                 self._reports.failed(update.pull_id, failure, repr(error), tainted=self.tainted)
                 raise
-        self._reports.applied(update)
+            finally:
+                self._slot.applying = 0
+
+    def _ask_permit(self, update: Update, ends: float, timeout: float) -> None:
+        self._slot.require(update)
+        update.asked = True
+        epoch = self._session.identity.epoch
+        wait = max(0.0, min(ends - time.monotonic(), _PERMIT_SECONDS))
+        try:
+            pull = self._reports.send(update.pull_id, UpdatePull(state="applying"), wait=wait)
+        except (PullConflict, NotFound) as error:
+            self._slot.drop(update)
+            if isinstance(error, PullSuperseded):
+                raise
+            raise PullSuperseded(f"version {update.version}: {error.detail}", call="apply") from error
+        if pull.state is PullState.APPLYING:
+            update.permitted_epoch = epoch
+        elif time.monotonic() >= ends:
+            raise DeadlineExceeded(f"The permit to apply version {update.version} of {self.model}", timeout)
+
+    def _check_permit(self, update: Update) -> None:
+        """A permit ends with the epoch it was given in: the server has told the other ranks that this one was lost."""
+        if self._session.identity.epoch != update.permitted_epoch:
+            detail = f"the permit for version {update.version} ended when this worker was registered again"
+            raise PullSuperseded(detail, call="apply")
 
     def close(self) -> None:
         """Leave and free the staging memory. The live weights stay as they are."""
@@ -293,97 +277,31 @@ class Rollout:
             rack=self._settings.worker_rack,
             zone=self._settings.worker_zone,
             agents=[self._agent],
-            highest_version=self._highest,
+            highest_version=self._stager.highest,
             serving_version=self.serving_version,
             tainted=self.tainted,
         )
 
-    def _request(self, excluded: list[str], seconds: float) -> Assignment | None:
-        have = max(self.serving_version or 0, self._current.version if self._current is not None else 0)
-        body = RequestPull(have_version=have, exclude=excluded[-64:])
-        wait = min(seconds, MAX_WAIT_SECONDS / 2)
-        return self._session.call(lambda me: self._api.request_pull(me, self.model, body, wait=wait))
-
-    def _stage(self, assignment: Assignment, ends: float) -> Update:
-        pull = assignment.pull
-        self._highest = max(self._highest, pull.version)
-        layouts = self._layouts_of(assignment)
-        self._live.check([layouts[shard.layout_digest] for shard in assignment.shards], pull.version)
-        with self._memory_lock:
-            self._current = None  # its bytes are about to be overwritten
-
-            def report(bytes_done: int) -> None:
-                self._reports.send(pull.pull_id, UpdatePull(state="fetching", bytes_done=bytes_done))
-
-            timeout = max(0.1, ends - time.monotonic())
-            staged = self._reader.fetch(pull.version, assignment.shards, layouts, timeout, progress=report)
-            update = self._current = self._made(pull, staged)
-        try:
-            self._reports.send(
-                pull.pull_id,
-                UpdatePull(
-                    state="staged",
-                    bytes_done=staged.nbytes,
-                    fetch_seconds=staged.seconds,
-                    transport=staged.transport,
-                    digest=assignment.shards[0].digest_root if len(assignment.shards) == 1 else None,
-                ),
-            )
-        except WeightcastError:
-            self._drop(update)
-            raise
-        return update
-
-    def _made(self, pull: Pull, staged: Staged) -> Update:
-        return Update(
-            version=staged.version,
-            step=pull.step,
-            nbytes=staged.nbytes,
-            seconds=staged.seconds,
-            transport=staged.transport,
-            sources=staged.sources,
-            pull_id=pull.pull_id,
-            shards=[(shard.layout, shard.data) for shard in staged.shards],
-            applier=self,
-        )
-
-    def _layouts_of(self, assignment: Assignment) -> dict[str, Layout]:
-        found: dict[str, Layout] = {}
-        for shard in assignment.shards:
-            digest = shard.layout_digest
-            if digest not in self._layouts:
-                if len(self._layouts) >= _MAX_LAYOUTS:
-                    self._layouts.clear()
-                self._layouts[digest] = self._api.get_layout(self.model, digest)
-            found[digest] = self._layouts[digest]
-        return found
-
     def _apply_paused(self, update: Update) -> None:
+        """Apply between the hooks. The engine waits neither for the permit nor for the report."""
         update.request_permit()
         if self._hooks.on_pause is not None:
             self._hooks.on_pause()
         try:
-            update.apply()
+            self._load(update)
         finally:
             if not self.tainted and self._hooks.on_resume is not None:
                 self._hooks.on_resume()
+        self._reports.applied(update)
 
     def _settle_permit(self) -> None:
         """Give back a permit that was asked for and never used: nothing is assigned to a rank that may be applying."""
-        if self._current is None or not self._current.asked or not self._applying.acquire(blocking=False):
+        update = self._slot.current
+        if update is None or not update.asked or not self._applying.acquire(blocking=False):
             return  # also when another thread is applying right now
         try:
-            update = self._current
-            if update is not None and update.asked:
-                self._current = None
+            if self._slot.current is update:
+                self._slot.drop(update)
                 self._reports.failed(update.pull_id, PullFailure.CANCELLED, "staged, but not applied", tainted=False)
         finally:
             self._applying.release()
-
-    def _check_current(self, update: Update) -> None:
-        if update is not self._current:
-            raise PullSuperseded(f"version {update.version} was applied or dropped for a newer one", call="apply")
-
-    def _drop(self, update: Update) -> None:
-        if self._current is update:
-            self._current = None

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from weightcast.client import ControlPlane, Identity
+from weightcast.client import ControlPlane
 from weightcast.client.backoff import check_seconds
 from weightcast.contract.layout import Layout
 from weightcast.contract.names import MAX_WAIT_SECONDS, Role, VersionState
-from weightcast.contract.problems import Code
-from weightcast.contract.versions import OpenVersion, PublishShard, Version
+from weightcast.contract.versions import OpenVersion, Version
 from weightcast.contract.workers import RegisterWorker, Registration
 from weightcast.engines.digest import DEFAULT_BUCKET_NBYTES
-from weightcast.engines.source import DEFAULT_SLOTS, ResidentSource, WrittenSlot
-from weightcast.errors import ControlPlaneError, DeadlineExceeded, NotFound, VersionConflict, VersionFailed
+from weightcast.engines.source import DEFAULT_SLOTS, ResidentSource
+from weightcast.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ServerUnavailable,
+    VersionConflict,
+    VersionFailed,
+)
 from weightcast.layout import Weights, build_layout, named_tensors
 from weightcast.logs import get_logger
+from weightcast.offers import Offer, Offers
 from weightcast.published import PublishedVersion
 from weightcast.session import WorkerSession
 from weightcast.settings import WorkerSettings
@@ -27,15 +32,6 @@ from weightcast.settings import WorkerSettings
 _log = get_logger("weightcast.trainer")
 
 _MAX_ATTEMPTS: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class _Offered:
-    """A version that a slot offers to readers, and the epoch in which it does."""
-
-    version: int
-    body: PublishShard
-    epoch: int
 
 
 class Trainer:
@@ -51,7 +47,7 @@ class Trainer:
             sources. More: rank r holds shard ``r % shards``, and shards hold disjoint tensors.
         slots: versions kept readable at once. Memory: ``slots`` copies of this rank's weights, in host memory.
         bucket_nbytes: bytes covered by one digest.
-        drain_timeout: seconds that a slow reader may keep a slot from being overwritten; after that it is cut off.
+        drain_timeout: seconds (at most 60) that slow readers may keep a slot from being overwritten.
         version_timeout: seconds after which a version that not all ranks have published fails.
         settings: where the server is, and timeouts; by default from ``WEIGHTCAST_*``.
 
@@ -77,6 +73,8 @@ class Trainer:
         version_timeout: float = 600.0,
         settings: WorkerSettings | None = None,
     ) -> None:
+        if slots < 1 or bucket_nbytes < 1 or shards < 1:
+            raise InvalidArgument("slots, bucket_nbytes and shards must be at least 1")
         self._settings = settings or WorkerSettings()
         self._weights = weights
         self.model, self.run, self.rank, self.world_size, self.shards = model, run, rank, world_size, shards
@@ -84,7 +82,6 @@ class Trainer:
         self._version_timeout = check_seconds("version_timeout", version_timeout)
         self.layout: Layout = build_layout(named_tensors(weights))
         self._highest = 0
-        self._offers: dict[int, _Offered] = {}
         self._seen_failed: set[int] = set()
         self._lock = threading.Lock()
         self._source = ResidentSource(model, self.layout, slots=slots, bucket_nbytes=bucket_nbytes)
@@ -94,6 +91,7 @@ class Trainer:
             self.memory = self._source.memory()
             self._control = self._settings.control_plane()
             self._session = WorkerSession(self._control, self._body, on_registered=[self._announce])
+            self._offers = Offers(self._source, self._session, self._control, model, rank, rank % shards)
             self._registered_at = self._session.start().registered_at
             self._session.call(lambda me: self._api.put_layout(me, model, self.layout))
         except BaseException:
@@ -114,18 +112,31 @@ class Trainer:
             VersionFailed: another rank failed it, ranks differ, or it was too late.
             LayoutMismatch: the weights are not what they were at the start.
             Fenced: a newer process has this rank.
-            ServerUnavailable: the server did not answer; the same step may be published again.
+            ServerUnavailable: the server did not answer. Publish the same step again: if this call had reached the
+                server, its version is returned with the weights of this call.
         """
         started = time.perf_counter()
         tensors = named_tensors(self._weights if weights is None else weights)
         with self._lock:
             self._source.check(tensors)
-            version = self._open(step)
-            slot = self._slot_for(version.version)
-            self._withdraw_slot(slot, self._drain_timeout)
-            epoch = self._session.identity.epoch
-            written = self._source.write(slot, version.version, epoch, tensors)
-            version = self._offer(version, slot, epoch, written)
+            version, offer = self._open(step)
+            if offer is None:
+                slot = self._offers.slot_for(self._seen_failed | {version.version})
+                self._offers.withdraw(slot, self._drain_timeout)
+                epoch = self._session.identity.epoch
+                written = self._source.write(slot, version.version, epoch, tensors)
+            else:
+                written = offer.written
+            try:
+                if offer is None:
+                    version = self._offers.publish(version.version, written, epoch)
+                else:
+                    version = self._offers.send(written.slot)
+            except VersionConflict as error:
+                failure = self._failure_of(version.version)
+                raise failure or error from error
+        if version.state is VersionState.FAILED:
+            raise self._failed(version)
         return PublishedVersion(self, version, written, time.perf_counter() - started)
 
     def wait_for(
@@ -135,9 +146,14 @@ class Trainer:
         ends = time.monotonic() + check_seconds("timeout", timeout)
         while True:
             wait = max(0.0, min(ends - time.monotonic(), MAX_WAIT_SECONDS / 2))
-            found = self._api.version(self.model, version, wait_for=what, wait=wait, replicas=replicas)
+            try:
+                found = self._api.version(self.model, version, wait_for=what, wait=wait, replicas=replicas)
+            except ServerUnavailable:
+                if time.monotonic() >= ends:
+                    raise
+                continue  # it has been tried for long already, with pauses
             if found.state is VersionState.FAILED:
-                raise VersionFailed(version, found.failure, found.reason, self.model)
+                raise self._failed(found)
             wanted = max(found.live_replicas, 1) if replicas is None else replicas
             if found.state is VersionState.READY and (what == "ready" or len(found.applied) >= wanted):
                 return found
@@ -148,10 +164,7 @@ class Trainer:
     def withdraw(self, version: int, timeout: float) -> bool:
         """Stop offering a version from this rank; see :meth:`PublishedVersion.wait_drained`."""
         with self._lock:
-            for slot, offer in list(self._offers.items()):
-                if offer.version == version:
-                    return self._withdraw_slot(slot, check_seconds("timeout", timeout))
-        return True
+            return self._offers.withdraw_version(version, check_seconds("timeout", timeout))
 
     def abort(self, version: int, reason: str) -> Version:
         """Give a version up; see :meth:`PublishedVersion.abort`."""
@@ -201,120 +214,63 @@ class Trainer:
         )
 
     def _announce(self, registration: Registration) -> None:
-        """After the server forgot this worker: offer what the slots still hold under the new epoch."""
         with self._lock:
             self._registered_at = registration.registered_at
             self._session.call(lambda me: self._api.put_layout(me, self.model, self.layout))
-            for slot, offer in list(self._offers.items()):
-                try:
-                    self._offer_again(slot, offer)
-                except (NotFound, VersionConflict) as error:
-                    _log.info("version not offered again", version=offer.version, code=error.code)
-                    del self._offers[slot]
+            self._offers.announce()
 
-    def _open(self, step: int) -> Version:
-        """The version for this step that this rank has not published yet: all ranks come to the same one."""
+    def _open(self, step: int) -> tuple[Version, Offer | None]:
+        """The version for this step: all ranks come to the same one.
+
+        With it this rank's offer, where an earlier call reached the server but its answer was lost.
+        """
         for attempt in range(_MAX_ATTEMPTS):
-            body = OpenVersion(
-                run=self.run,
-                step=step,
-                attempt=attempt,
-                world_size=self.world_size,
-                shards=self.shards,
-                deadline_seconds=self._version_timeout,
-            )
-            version = self._session.call(lambda me, body=body: self._api.open_version(me, self.model, body))  # type: ignore[misc]
-            self._highest = max(self._highest, version.version)
-            if version.state is VersionState.STAGING and self.rank not in version.published:
-                return version
-            if version.state is VersionState.FAILED and self._is_news(version):
-                raise VersionFailed(version.version, version.failure, version.reason, self.model)
-        raise VersionFailed(
-            version.version, version.failure, f"step {step} was tried {_MAX_ATTEMPTS} times", self.model
+            version = self._ask(step, attempt)
+            if version.state is VersionState.FAILED:
+                if self._is_news(version):
+                    raise self._failed(version)
+            elif self.rank in version.published:
+                offer = self._offers.of(version.version)
+                if offer is not None and not offer.confirmed:
+                    return version, offer
+                if version.state is VersionState.STAGING:
+                    # This rank has begun the step anew. Were the attempt left open, others could complete it, and it
+                    # would be made of two different tries.
+                    self._give_up(version)
+            elif version.state is VersionState.STAGING:
+                return version, None
+        raise InvalidArgument(f"Step {step} of run {self.run} was published {_MAX_ATTEMPTS} times: use another step.")
+
+    def _ask(self, step: int, attempt: int) -> Version:
+        body = OpenVersion(
+            run=self.run,
+            step=step,
+            attempt=attempt,
+            world_size=self.world_size,
+            shards=self.shards,
+            deadline_seconds=self._version_timeout,
         )
+        version = self._session.call(lambda me: self._api.open_version(me, self.model, body))
+        self._highest = max(self._highest, version.version)
+        return version
+
+    def _give_up(self, version: Version) -> None:
+        try:
+            self.abort(version.version, f"rank {self.rank} has begun step {version.step} anew")
+        except VersionConflict as error:
+            _log.info("version completed meanwhile", version=version.version, code=error.code)
+        else:
+            self._seen_failed.add(version.version)
 
     def _is_news(self, version: Version) -> bool:
         """Whether this rank has to be told that a version failed: it ended in this registration, and was not told."""
-        if version.version in self._seen_failed or (version.failed_at or 0.0) < self._registered_at:
-            return False
+        return version.version not in self._seen_failed and (version.failed_at or 0.0) >= self._registered_at
+
+    def _failed(self, version: Version) -> VersionFailed:
+        """The error for a failed version; from then on this rank has been told."""
         self._seen_failed.add(version.version)
-        return True
-
-    def _slot_for(self, version: int) -> int:
-        """The slot that already holds this version (a repeated publish), else the one with the oldest."""
-        held = [self._source.held(slot).version for slot in range(self._source.slots)]
-        return held.index(version) if version in held else held.index(min(held))
-
-    def _withdraw_slot(self, slot: int, timeout: float) -> bool:
-        offer = self._offers.pop(slot, None)
-        drained = True
-        if offer is not None:
-            wait = min(timeout, MAX_WAIT_SECONDS)
-            try:
-                answer = self._session.call(lambda me: self._api.drain(me, self.model, offer.version, wait=wait))
-            except NotFound:
-                pass  # the server has forgotten the version: nobody is sent here for it
-            else:
-                drained = answer.drained
-            if not drained:
-                _log.warning("readers cut off", version=offer.version, readers=answer.readers, waited_seconds=wait)
-        self._source.invalidate(slot)
-        return drained
-
-    def _offer(self, version: Version, slot: int, epoch: int, written: WrittenSlot) -> Version:
-        body = PublishShard(
-            shard=self.rank % self.shards,
-            layout_digest=self._source.layout_digest,
-            digest_root=written.digest_root,
-            nbytes=written.nbytes,
-            memory_slot=slot,
-            slot_generation=written.generation,
-        )
-        stamped = epoch
-
-        def put(me: Identity) -> Version:
-            nonlocal stamped, body
-            if me.epoch != stamped:  # registered again meanwhile: the header must say so
-                body = body.model_copy(update={"slot_generation": self._source.restamp(slot, me.epoch)})
-                stamped = me.epoch
-            return self._publish_shard(me, version.version, body)
-
-        try:
-            answer = self._session.call(put)
-        except ControlPlaneError as error:
-            failed = self._failure_of(version.version) if isinstance(error, VersionConflict) else None
-            if failed is not None:
-                raise failed from error
-            raise
-        if answer.state is VersionState.FAILED:
-            raise VersionFailed(answer.version, answer.failure, answer.reason, self.model)
-        self._offers[slot] = _Offered(version.version, body, stamped)
-        return answer
-
-    def _publish_shard(self, me: Identity, version: int, body: PublishShard) -> Version:
-        try:
-            return self._api.publish_shard(me, self.model, version, self.rank, body)
-        except NotFound as error:
-            if error.code != Code.UNKNOWN_LAYOUT:
-                raise
-            self._api.put_layout(me, self.model, self.layout)
-            return self._api.publish_shard(me, self.model, version, self.rank, body)
-
-    def _offer_again(self, slot: int, offer: _Offered) -> None:
-        """Offer a slot under the present epoch. Its header changes once per epoch: readers may be on their way."""
-
-        def put(me: Identity) -> None:
-            nonlocal offer
-            if me.epoch != offer.epoch:
-                body = offer.body.model_copy(update={"slot_generation": self._source.restamp(slot, me.epoch)})
-                offer = self._offers[slot] = _Offered(offer.version, body, me.epoch)
-            self._publish_shard(me, offer.version, offer.body)
-
-        self._session.call(put)
+        return VersionFailed(version.version, version.failure, version.reason, self.model)
 
     def _failure_of(self, version: int) -> VersionFailed | None:
         found = self._api.version(self.model, version)
-        if found.state is not VersionState.FAILED:
-            return None
-        self._seen_failed.add(version)
-        return VersionFailed(version, found.failure, found.reason, self.model)
+        return self._failed(found) if found.state is VersionState.FAILED else None

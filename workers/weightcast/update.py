@@ -50,7 +50,7 @@ class Update:
         pull_id: the pull's id at the control plane.
         shards: layouts and verified bytes; valid until a newer version is staged.
         asked: whether the server was asked to permit it; it may have, even if its answer was lost.
-        permitted: whether the server has granted that it be applied.
+        permitted_epoch: the epoch in which the server has granted that it be applied; None while it has not.
         pause_seconds: how long applying it took; set by :meth:`apply`.
     """
 
@@ -64,7 +64,7 @@ class Update:
     shards: list[Shard] = field(repr=False)
     applier: Applier = field(repr=False)
     asked: bool = False
-    permitted: bool = False
+    permitted_epoch: int | None = None
     pause_seconds: float | None = None
 
     def apply(self, timeout: float = 30.0) -> None:

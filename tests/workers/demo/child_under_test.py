@@ -6,7 +6,7 @@ import sys
 import time
 
 from weightcast.demo.child import Lifeline, run_child
-from weightcast.demo.reports import RolloutSettings, Ready, Reporter
+from weightcast.demo.reports import Ready, Reporter, RolloutSettings
 
 
 def _work(settings: RolloutSettings, reporter: Reporter, lifeline: Lifeline) -> None:

@@ -154,7 +154,7 @@ def parameter_count(model: nn.Module) -> int:
 
 @torch.inference_mode()
 def sample(
-    model: Transformer, prompt: torch.Tensor, count: int, generator: torch.Generator, *, temperature: float = 0.7
+    model: Transformer, prompt: torch.Tensor, count: int, generator: torch.Generator, *, temperature: float = 0.9
 ) -> torch.Tensor:
     """Continue ``prompt`` (one dimension, at least one token) by ``count`` tokens; equal generators give equal text."""
     if not 0 < len(prompt) <= model.config.context - count:

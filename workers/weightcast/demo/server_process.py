@@ -17,19 +17,19 @@ from weightcast.demo.child import Lifeline, run_child
 from weightcast.demo.reports import Message, Ready, Reporter
 
 _START_SECONDS = 60.0
+_READY_FILE = "server.url"
 
 
 def main(directory: Path, parent: int) -> int:
     """Serve until the parent says stop or is gone; returns the exit status."""
     atexit.register(_clean_up_after, parent, directory)
-    # The server's own handler comes late: until then SIGTERM must not skip the clean-up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    stop_serving = partial(os.kill, os.getpid(), signal.SIGTERM)
-    return run_child(Message, partial(_serve, directory), on_stop=stop_serving, outlives=True)
+    return run_child(
+        Message, partial(_serve, directory), on_stop=partial(_stop_serving, parent, directory), outlives=True
+    )
 
 
 def _serve(directory: Path, _settings: Message, reporter: Reporter, lifeline: Lifeline) -> None:
-    ready_file = directory / "server.url"
+    ready_file = directory / _READY_FILE
     threading.Thread(target=_announce, args=(ready_file, reporter, lifeline), name="announce", daemon=True).start()
     load_server("serve")(
         host="127.0.0.1",
@@ -49,10 +49,23 @@ def _announce(ready_file: Path, reporter: Reporter, lifeline: Lifeline) -> None:
             return
 
 
+def _stop_serving(parent: int, directory: Path) -> None:
+    if (directory / _READY_FILE).exists():
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        # It still imports and has no handler for SIGTERM, which would skip the clean-up.
+        _clean_up_after(parent, directory)
+        os._exit(0)
+
+
 def _clean_up_after(parent: int, directory: Path) -> None:
     """When the parent was killed, and the other children with it, nobody else is left to remove what they wrote."""
-    if os.getppid() != parent:
-        shutil.rmtree(directory, ignore_errors=True)
+    # The pipes of a killed process close a little before its children get another parent.
+    for _ in range(20):
+        if os.getppid() != parent:
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

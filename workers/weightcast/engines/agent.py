@@ -42,6 +42,10 @@ IDLE_SECONDS: Final = 0.5
 _creation_lock = threading.Lock()
 
 
+class DisconnectedError(TransferError):
+    """The peer is gone: a READ from it that was in flight has ended, and nothing of it will land any more."""
+
+
 class NixlHandle:
     """A prepared READ that can be posted again and again."""
 
@@ -111,9 +115,11 @@ class NixlAgent:
             return self._done(self._nixl.check_xfer_state(handle.raw), handle)
 
     def release(self, handle: NixlHandle) -> None:
-        """Free a handle that is not in flight."""
-        with self._translate("release a READ", handle.peer):
-            handle.raw.release()
+        """Free a handle that is not in flight. It is emptied, so that nobody else's reference frees it elsewhere."""
+        raw, handle.raw = handle.raw, None
+        if raw is not None:
+            with self._translate("release a READ", handle.peer):
+                raw.release()
 
     def discard_notifications(self) -> None:
         """Drop what peers sent: nothing here is driven by notifications, and NIXL queues them without bound."""
@@ -154,7 +160,8 @@ class _Translator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
         if error is not None and isinstance(error, self._errors):
             detail = f"could not {self._action}: {type(error).__name__}: {error}"
-            raise TransferError(detail, reason=PullFailure.SOURCE_UNREACHABLE, peer=self._peer) from error
+            kind_of = DisconnectedError if type(error).__name__ == "nixlRemoteDisconnectError" else TransferError
+            raise kind_of(detail, reason=PullFailure.SOURCE_UNREACHABLE, peer=self._peer) from error
 
 
 class AgentThread:
@@ -201,6 +208,11 @@ class AgentThread:
         future: Future[T] = Future()
         self._jobs.put((job, future))
         return future
+
+    @property
+    def alive(self) -> bool:
+        """Whether the owner thread still runs (it may be stuck inside NIXL)."""
+        return self._thread.is_alive()
 
     def on_idle(self, callback: Callable[[NixlAgent], None]) -> None:
         """Set what runs on the owner thread every half second while it has nothing to do."""
@@ -271,7 +283,7 @@ class AgentThread:
         try:
             if self.agent is not None:
                 self._on_idle(self.agent)
-        except TransferError as error:
+        except Exception as error:
             _log.warning("idle work of an agent failed", purpose=self.purpose, error=str(error))
 
 
@@ -279,8 +291,8 @@ def _result(future: Future[T], timeout: float, what: str) -> T:
     try:
         return future.result(timeout)
     except FutureTimeoutError:
-        if future.done():  # the job itself raised a TimeoutError
-            raise
+        if future.done():  # just now, or the job itself raised a TimeoutError
+            return future.result()
         raise DeadlineExceeded(what, timeout) from None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from weightcast.contract.names import PullFailure
 from weightcast.contract.pulls import ShardSources, Source
-from weightcast.engines.agent import NixlAgent, NixlHandle
+from weightcast.engines.agent import DisconnectedError, NixlAgent, NixlHandle
 from weightcast.engines.digest import DIGEST_NBYTES, bucket_digest, digest_root
 from weightcast.engines.header import HeaderInvalidError, SlotHeader
 from weightcast.engines.peers import PreparedShard, Request
@@ -98,8 +98,9 @@ class Fetch:
             self._read_data()
             for job in self._jobs:
                 self._read_header(job)
-                self._probe(job)
             self._verify()
+            for job in self._jobs:
+                self._probe(job)
         finally:
             for _job, _bucket, check in self._checks:
                 check.cancel()
@@ -193,11 +194,16 @@ class Fetch:
         try:
             done = self._agent.post(handle)
         except TransferError as error:
-            self.in_flight.remove(handle)
+            self._broke_off(handle, error)
             raise self._named(error) from error
         if done:
             self.in_flight.remove(handle)
         return done
+
+    def _broke_off(self, handle: NixlHandle, error: TransferError) -> None:
+        """Of all errors only a disconnect means that nothing lands any more."""
+        if isinstance(error, DisconnectedError):
+            self.in_flight.remove(handle)
 
     def _settle(self, job: ShardJob, request: Request) -> None:
         self._wait(job, request.handle)
@@ -212,7 +218,7 @@ class Fetch:
             try:
                 done = self._agent.poll(handle)
             except TransferError as error:
-                self.in_flight.remove(handle)
+                self._broke_off(handle, error)
                 raise self._named(error) from error
             if done:
                 self.in_flight.remove(handle)

@@ -15,9 +15,9 @@ from weightcast.engines.header import HEADER_NBYTES
 from weightcast.engines.staging import Region
 from weightcast.errors import TransferError
 
-MIN_REQUEST_NBYTES = 8 * 2**20
-MAX_REQUESTS = 512
-"""Per shard. A READ request costs 2 µs of posting and one Python step; requests grow with the shard instead."""
+REQUEST_NBYTES = 8 * 2**20
+"""Bytes of one READ, rounded up to whole buckets: posting costs nothing beside it, and a slow network ends one soon
+enough to tell slow from stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,20 @@ class _Peer:
 class PeerTable:
     """The sources that one agent has loaded, by worker id. One agent per worker: a restarted source replaces its entry.
 
-    All methods run on the agent's owner thread.
+    All methods run on the agent's owner thread. ``in_flight`` are READs that have not ended: neither they nor their
+    peers are released, because bytes of theirs may still land.
     """
 
     def __init__(self) -> None:
         self._peers: dict[str, _Peer] = {}
+        self._orphans: list[_Peer] = []
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._peers) + len(self._orphans)
 
-    def prepare(self, agent: NixlAgent, shard: ShardSources, source: Source, region: Region) -> PreparedShard:
+    def prepare(
+        self, agent: NixlAgent, shard: ShardSources, source: Source, region: Region, in_flight: set[NixlHandle]
+    ) -> PreparedShard:
         """The READs for this shard from this source, made now or at an earlier version.
 
         Raises:
@@ -70,7 +74,7 @@ class PeerTable:
                 shard.
         """
         _check_ranges(shard, source, region)
-        peer = self._load(agent, source)
+        peer = self._load(agent, source, in_flight)
         memory = source.memory
         key = (int(memory.header_address), int(memory.data_address), shard.nbytes, region.data_address)
         prepared = peer.prepared.get(key)
@@ -78,43 +82,54 @@ class PeerTable:
             prepared = peer.prepared[key] = _prepare(agent, peer.agent, source, region, shard.nbytes)
         return prepared
 
-    def forget(self, agent: NixlAgent, worker_id: str, in_flight: set[str]) -> None:
-        """Drop a source after a failure, unless a READ from it is still in flight."""
+    def agents_of(self, worker_id: str) -> set[str]:
+        """The agent loaded for a worker, if any."""
         peer = self._peers.get(worker_id)
-        if peer is None or peer.agent in in_flight:
-            return
-        del self._peers[worker_id]
-        _release(agent, peer)
+        return set() if peer is None else {peer.agent}
 
-    def forget_region(self, agent: NixlAgent, region: Region, in_flight: set[str]) -> None:
+    def forget(self, agent: NixlAgent, worker_id: str, in_flight: set[NixlHandle]) -> None:
+        """Drop a source: after a failure, or because it has been replaced."""
+        peer = self._peers.pop(worker_id, None)
+        if peer is not None:
+            self._orphans.append(peer)
+            self._release_orphans(agent, in_flight)
+
+    def forget_region(self, agent: NixlAgent, region: Region, in_flight: set[NixlHandle]) -> None:
         """Drop the READs prepared into a region that is no longer used."""
         for peer in self._peers.values():
             for key in [key for key in peer.prepared if key[-1] == region.data_address]:
-                prepared = peer.prepared.pop(key)
-                if peer.agent not in in_flight:
-                    _release_handles(agent, prepared)
+                _release_handles(agent, peer.prepared.pop(key), in_flight)
 
-    def keep_only(self, agent: NixlAgent, worker_ids: set[str], in_flight: set[str]) -> None:
+    def keep_only(self, agent: NixlAgent, worker_ids: set[str], in_flight: set[NixlHandle]) -> None:
         """Drop every source that is not among these, so that a fleet that comes and goes leaves nothing behind."""
         for worker_id in self._peers.keys() - worker_ids:
-            self.forget(agent, worker_id, in_flight)
+            self._orphans.append(self._peers.pop(worker_id))
+        self._release_orphans(agent, in_flight)
 
     def clear(self) -> None:
         """Forget everything without a call into NIXL, because the agent is about to be destroyed."""
         self._peers.clear()
+        self._orphans.clear()
 
-    def _load(self, agent: NixlAgent, source: Source) -> _Peer:
+    def _load(self, agent: NixlAgent, source: Source, in_flight: set[NixlHandle]) -> _Peer:
         info = source.agent
         peer = self._peers.get(source.worker_id)
         if peer is not None:
             if (peer.agent, peer.metadata_digest) == (info.name, info.metadata_digest):
                 return peer
-            del self._peers[source.worker_id]
-            _release(agent, peer)
+            self.forget(agent, source.worker_id, in_flight)
         metadata = _decode_metadata(source)
         agent.add_peer(info.name, metadata)
         peer = self._peers[source.worker_id] = _Peer(info.name, info.metadata_digest, {})
         return peer
+
+    def _release_orphans(self, agent: NixlAgent, in_flight: set[NixlHandle]) -> None:
+        busy = {handle.peer for handle in in_flight}
+        waiting = [peer for peer in self._orphans if peer.agent in busy]
+        for peer in self._orphans:
+            if peer not in waiting:
+                _release(agent, peer)
+        self._orphans = waiting
 
 
 def _decode_metadata(source: Source) -> bytes:
@@ -158,30 +173,44 @@ def _check_ranges(shard: ShardSources, source: Source, region: Region) -> None:
 
 def _prepare(agent: NixlAgent, peer: str, source: Source, region: Region, nbytes: int) -> PreparedShard:
     memory, bucket = source.memory, source.bucket_nbytes
-    header = agent.prepare_read(region.header_address, int(memory.header_address), HEADER_NBYTES, peer)
-    table = None
-    if memory.table_nbytes:
-        table = agent.prepare_read(region.table_address, int(memory.table_address), memory.table_nbytes, peer)
-    size = -(-max(MIN_REQUEST_NBYTES, nbytes // MAX_REQUESTS) // bucket) * bucket
+    size = -(-REQUEST_NBYTES // bucket) * bucket
     base = int(memory.data_address)
-    requests = [
-        Request(
-            agent.prepare_read(region.data_address + start, base + start, min(size, nbytes - start), peer),
-            start,
-            min(start + size, nbytes),
-        )
-        for start in range(0, nbytes, size)
-    ]
+    made: list[NixlHandle] = []
+
+    def read(local: int, remote: int, length: int) -> NixlHandle:
+        handle = agent.prepare_read(local, remote, length, peer)
+        made.append(handle)
+        return handle
+
+    try:
+        header = read(region.header_address, int(memory.header_address), HEADER_NBYTES)
+        table = None
+        if memory.table_nbytes:
+            table = read(region.table_address, int(memory.table_address), memory.table_nbytes)
+        requests = [
+            Request(
+                read(region.data_address + start, base + start, min(size, nbytes - start)),
+                start,
+                min(start + size, nbytes),
+            )
+            for start in range(0, nbytes, size)
+        ]
+    except BaseException:
+        for handle in made:
+            agent.release(handle)
+        raise
     return PreparedShard(header, table, requests)
 
 
 def _release(agent: NixlAgent, peer: _Peer) -> None:
     for prepared in peer.prepared.values():
-        _release_handles(agent, prepared)
+        _release_handles(agent, prepared, set())
     with contextlib.suppress(TransferError):  # a peer that broke off is gone already
         agent.remove_peer(peer.agent)
 
 
-def _release_handles(agent: NixlAgent, prepared: PreparedShard) -> None:
+def _release_handles(agent: NixlAgent, prepared: PreparedShard, in_flight: set[NixlHandle]) -> None:
     for handle in prepared.handles():
-        agent.release(handle)
+        if handle not in in_flight:
+            with contextlib.suppress(TransferError):  # freed with its peer in any case
+                agent.release(handle)

@@ -113,7 +113,7 @@ class ResidentReader:
                 control.stopped.set()
                 if not _settled(future, self._stall_seconds + _GRACE_SECONDS):
                     # Stuck inside NIXL (a blocking connect, say): that thread, its agent and memory are left behind.
-                    _abandoned.append((self._fetch, self._workspace))
+                    _abandon(self._fetch, self._workspace)
                     self._start_agent()
                 raise
 
@@ -136,7 +136,7 @@ class ResidentReader:
                 return future.result(max(0.0, min(remaining, PROGRESS_SECONDS)))
             except FutureTimeoutError:
                 if future.done():
-                    raise
+                    return future.result()
             if remaining <= 0:
                 raise DeadlineExceeded(f"The fetch of version {control.version}", control.seconds)
             if progress is not None:
@@ -157,7 +157,7 @@ class ResidentReader:
             workspace = self._workspace
             # The memory stays referenced until the agent is gone: freeing it under a READ would crash the process.
             if not self._fetch.close():
-                _abandoned.append((self._fetch, workspace))
+                _abandon(self._fetch, workspace)
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _start_agent(self) -> None:
@@ -170,9 +170,9 @@ class ResidentReader:
     ) -> Staged:
         started = time.perf_counter()
         workspace = self._workspace
-        arena = workspace.begin(agent, shards, layouts)
         fetch: Fetch | None = None
         try:
+            arena = workspace.begin(agent, shards, layouts)
             jobs = [
                 self._job(agent, workspace, control.version, shard, region)
                 for shard, region in zip(shards, arena.regions, strict=True)
@@ -199,7 +199,7 @@ class ResidentReader:
     ) -> ShardJob:
         source = shard.sources[0]
         try:
-            prepared = workspace.peers.prepare(agent, shard, source, region)
+            prepared = workspace.peers.prepare(agent, shard, source, region, workspace.quarantine.handles())
         except TransferError as error:
             raise TransferError(error.detail, reason=error.reason, peer=source.worker_id, version=version) from error
         buckets = bucket_count(shard.nbytes, source.bucket_nbytes)
@@ -250,5 +250,11 @@ def _settled(future: Future[Staged], seconds: float) -> bool:
     return not wait([future], seconds).not_done
 
 
-_abandoned: list[object] = []
-"""Agents stuck inside NIXL, with the memory they may still write to: never freed, or the process would crash."""
+_abandoned: list[tuple[AgentThread, Workspace]] = []
+"""Agents stuck inside NIXL, with the memory they may still write to: freed when they have come back and ended."""
+
+
+def _abandon(thread: AgentThread, workspace: Workspace) -> None:
+    thread.close(0)
+    _abandoned[:] = [item for item in _abandoned if item[0].alive]
+    _abandoned.append((thread, workspace))

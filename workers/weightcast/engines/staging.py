@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weightcast.contract.layout import Layout
-from weightcast.engines.agent import NixlAgent, NixlHandle
+from weightcast.engines.agent import DisconnectedError, NixlAgent, NixlHandle
 from weightcast.engines.digest import DIGEST_NBYTES, bucket_count
 from weightcast.engines.header import HEADER_NBYTES
 from weightcast.errors import TransferError
@@ -89,20 +89,21 @@ class Quarantine:
         """Take an arena and the handles that may still write into it."""
         self._items.append((arena, in_flight))
 
-    def peers(self) -> set[str]:
-        """Peers with READs in flight: they must not be removed."""
-        return {handle.peer for _arena, handles in self._items for handle in handles}
+    def handles(self) -> set[NixlHandle]:
+        """READs in flight: neither they nor their peers may be released."""
+        return {handle for _arena, handles in self._items for handle in handles}
 
     def sweep(self, agent: NixlAgent) -> None:
         """Free every arena whose READs have ended."""
-        remaining: list[tuple[StagingArena, list[NixlHandle]]] = []
-        for arena, handles in self._items:
-            pending = [handle for handle in handles if not _ended(agent, handle)]
-            if pending:
-                remaining.append((arena, pending))
-            else:
+        for item in list(self._items):
+            arena, handles = item
+            for handle in list(handles):
+                if _ended(agent, handle):
+                    handles.remove(handle)
+                    agent.release(handle)
+            if not handles:
+                self._items.remove(item)
                 arena.deregister(agent)
-        self._items = remaining
 
     def drop(self) -> list[StagingArena]:
         """Forget every handle, for the agent to be destroyed; the arenas are to be kept until it is."""
@@ -112,13 +113,13 @@ class Quarantine:
 
 
 def _ended(agent: NixlAgent, handle: NixlHandle) -> bool:
+    """Only DONE and a disconnect end a READ. Any other error says nothing about bytes that are still on their way."""
     try:
-        if not agent.poll(handle):
-            return False
+        return agent.poll(handle)
+    except DisconnectedError:
+        return True
     except TransferError:
-        pass  # broken off: nothing lands any more
-    agent.release(handle)
-    return True
+        return False
 
 
 def _align(offset: int) -> int:

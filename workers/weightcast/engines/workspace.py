@@ -44,7 +44,7 @@ class Workspace:
         """The arena for these shards; sources that they do not name are forgotten."""
         self.quarantine.sweep(agent)
         named = {source.worker_id for shard in shards for source in shard.sources}
-        self.peers.keep_only(agent, named, self.quarantine.peers())
+        self.peers.keep_only(agent, named, self.quarantine.handles())
         agents = {source.agent.name for shard in shards for source in shard.sources}
         for name in self.shared_memory.keys() - agents:
             del self.shared_memory[name]
@@ -67,24 +67,27 @@ class Workspace:
         """Keep memory out of use that a READ may still write to, and drop a source that broke."""
         arena = self._arena
         if in_flight and arena is not None:
-            self._forget_arena(agent, arena, {handle.peer for handle in in_flight})
+            self._forget_arena(agent, arena, set(in_flight))
             self.quarantine.add(arena, list(in_flight))
             self._arena = None
             nbytes = self.quarantine.nbytes
             _log.warning("staging memory quarantined", source=error.peer, version=error.version, nbytes=nbytes)
             if nbytes > QUARANTINE_ARENAS * arena.nbytes:
                 self._start_over()
-        elif error.peer is not None and error.reason is not PullFailure.SOURCE_OVERWRITTEN:
-            self.peers.forget(agent, error.peer, self.quarantine.peers())
+                return
+        stalled = {handle.peer for handle in in_flight}
+        broke = error.reason not in (PullFailure.SOURCE_OVERWRITTEN, PullFailure.CANCELLED)
+        if error.peer is not None and broke and not stalled & self.peers.agents_of(error.peer):
+            self.peers.forget(agent, error.peer, self.quarantine.handles())
 
     def idle(self, agent: NixlAgent) -> None:
         """Look after the quarantine, and drop what peers may have sent."""
         agent.discard_notifications()
         self.quarantine.sweep(agent)
 
-    def _forget_arena(self, agent: NixlAgent, arena: StagingArena, in_flight: set[str]) -> None:
+    def _forget_arena(self, agent: NixlAgent, arena: StagingArena, in_flight: set[NixlHandle]) -> None:
         for region in arena.regions:
-            self.peers.forget_region(agent, region, in_flight | self.quarantine.peers())
+            self.peers.forget_region(agent, region, in_flight | self.quarantine.handles())
 
     def _start_over(self) -> None:
         kept = self.quarantine.drop()
