@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ _MODEL: Final = "standalone"
 _EPOCH: Final = 1
 _FIRST_NAP: Final = 0.001
 _LONGEST_NAP: Final = 0.02
+_CLOSE_SECONDS: Final = 10.0
 
 
 class ResidentEngine(CheckpointEngine):
@@ -42,6 +44,10 @@ class ResidentEngine(CheckpointEngine):
         slots: versions that a policy rank keeps readable. Memory: ``slots`` copies of the weights in host memory.
         receive_timeout: seconds that :meth:`receive_weight_batches` waits for a version newer than the last.
         stall_seconds: a policy rank that delivers nothing for so long is given up.
+        stable_tensors: a promise about the iterators given to :meth:`send_weights`: no memory that one has yielded is
+            written to before that call returns, as with live parameters. Nothing is cloned then, and tied tensors are
+            stored once. By default every tensor is cloned on its device as it comes, because an iterator may fill one
+            buffer again and again: that costs a second copy of the weights, and tied tensors are stored once each.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class ResidentEngine(CheckpointEngine):
         slots: int = DEFAULT_SLOTS,
         receive_timeout: float = 600.0,
         stall_seconds: float = DEFAULT_STALL_SECONDS,
+        stable_tensors: bool = False,
     ) -> None:
         if bucket_size < 1:
             raise InvalidArgument(f"bucket_size must be at least 1 byte, not {bucket_size}")
@@ -58,11 +65,13 @@ class ResidentEngine(CheckpointEngine):
         self._slots = slots
         self._receive_timeout = check_seconds("receive_timeout", receive_timeout)
         self._stall_seconds = check_seconds("stall_seconds", stall_seconds)
+        self._stable_tensors = stable_tensors
         self._directory: DirectoryWriter | None = None
         self._source: ResidentSource | None = None
         self._reader: ResidentReader | None = None
         self._peer: DirectoryReader | None = None
-        self._version = 0
+        self._sent = 0
+        self._received = ("", 0)  # the policy rank's agent, and the newest version received from it
         self._layout: tuple[str, Layout] | None = None
 
     def prepare(self) -> dict[str, str]:
@@ -82,12 +91,22 @@ class ResidentEngine(CheckpointEngine):
     def init_rollout_process_group(
         self, *, rollout_rank: int, train_world_size: int, rollout_world_size: int, metadata: Sequence[Any]
     ) -> None:
-        """Become rollout rank ``rollout_rank`` and know which policy rank to read. May be called again."""
+        """Become rollout rank ``rollout_rank`` and know which policy rank to read.
+
+        May be called again. A policy rank with another agent (restarted, or another rank) counts its versions anew.
+        """
         _check_ranks(rollout_rank, rollout_world_size, train_world_size, rollout_world_size, metadata)
         peer: Mapping[str, Any] = metadata[rollout_rank % train_world_size]
         if self._reader is None:
             self._reader = ResidentReader(_MODEL, "localhost", stall_seconds=self._stall_seconds)
-        self._peer = DirectoryReader(peer)
+        known, fresh = self._peer, DirectoryReader(peer)
+        if known is not None and known.same_as(fresh):
+            return
+        self._peer = fresh
+        if known is not None:
+            # Where the owner thread is busy or broken, what is registered stays referenced until its agent is gone.
+            with contextlib.suppress(DeadlineExceeded, TransferError):
+                self._reader.call(known.close, _CLOSE_SECONDS, "closing the directory of the peer before")
 
     async def send_weights(self, weights: Generator[tuple[str, torch.Tensor], None, None]) -> None:
         """Copy one version into the arena and make it the newest. Readers of older slots are cut off by the header.
@@ -101,9 +120,9 @@ class ResidentEngine(CheckpointEngine):
         tensors: dict[str, torch.Tensor] = {}
         twice = []
         for name, tensor in weights:
-            # A tensor may be a buffer that the iterator reuses for the next one: it is copied before going on.
             twice += [name] if name in tensors else []
-            tensors[name] = tensor.detach().clone()
+            # A tensor may be a buffer that the iterator reuses for the next one: it is copied before going on.
+            tensors[name] = tensor.detach() if self._stable_tensors else tensor.detach().clone()
         if twice:
             raise InvalidArgument(f"These names come twice: {sorted(set(twice))}")
         entry = await asyncio.to_thread(self._write, tensors)
@@ -129,16 +148,16 @@ class ResidentEngine(CheckpointEngine):
         for part in (self._reader, self._source, self._directory):
             if part is not None:
                 part.close()
-        self._reader = self._source = self._directory = None
+        self._reader = self._source = self._directory = self._peer = None
 
     def _write(self, tensors: Mapping[str, torch.Tensor]) -> Entry:
         if self._source is None:
             layout = build_layout(tensors)
             self._source = ResidentSource(_MODEL, layout, slots=self._slots, bucket_nbytes=self._bucket_nbytes)
         source = self._source
-        version = self._version + 1
+        version = self._sent + 1
         written = source.write(version % source.slots, version, _EPOCH, tensors)
-        self._version = version
+        self._sent = version
         info, memory = source.agent_info(), source.memory().slots[written.slot]
         return Entry(
             version=version,
@@ -159,21 +178,22 @@ class ResidentEngine(CheckpointEngine):
     def _receive(self, reader: ResidentReader, peer: DirectoryReader) -> Staged:
         ends = time.monotonic() + self._receive_timeout
         nap = _FIRST_NAP
+        received_from, received = self._received
+        newest = received if received_from == peer.peer else 0
         while True:
-            entry = reader.call(
-                lambda agent: peer.read(agent, self._version), self._receive_timeout, "a directory READ"
-            )
+            entry = reader.call(lambda agent: peer.read(agent, newest), self._receive_timeout, "a directory READ")
             if entry is not None:
                 try:
                     staged = self._fetch(reader, entry, max(1.0, ends - time.monotonic()))
                 except TransferError as error:
+                    # A newer version replaced it meanwhile: its entry follows.
                     if error.reason != "source_overwritten" or time.monotonic() >= ends:
                         raise
-                    continue  # a newer version replaced it meanwhile
-                self._version = entry.version
-                return staged
+                else:
+                    self._received = (peer.peer, entry.version)
+                    return staged
             if time.monotonic() >= ends:
-                raise DeadlineExceeded(f"A version after {self._version}", self._receive_timeout)
+                raise DeadlineExceeded(f"A version after {newest}", self._receive_timeout)
             time.sleep(nap)
             nap = min(nap * 1.5, _LONGEST_NAP)
 
