@@ -23,7 +23,7 @@ import structlog
 
 from weightcast.contract.names import PullFailure
 from weightcast.contract.workers import Agent as AgentInfo
-from weightcast.engines.ucx import apply_environment, backend_parameters
+from weightcast.engines.binding import create_agent, error_types
 from weightcast.errors import DeadlineExceeded, ForkUnsupported, TransferError
 from weightcast.memory import HostBuffer
 
@@ -38,8 +38,6 @@ READ speed, because pending network events wake it at once."""
 
 IDLE_SECONDS: Final = 0.5
 """How often an idle owner thread drops unread notifications and looks after quarantined transfers."""
-
-_creation_lock = threading.Lock()
 
 
 class DisconnectedError(TransferError):
@@ -62,8 +60,8 @@ class NixlAgent:
 
     def __init__(self, name: str, progress_delay_us: int | None) -> None:
         self.name = name
-        self._nixl = _create(name, progress_delay_us)
-        self._errors = _error_types()
+        self._nixl = create_agent(name, progress_delay_us)
+        self._errors = error_types()
         self._handles: weakref.WeakSet[NixlHandle] = weakref.WeakSet()
 
     def register(self, buffer: HostBuffer) -> Any:
@@ -294,52 +292,3 @@ def _result(future: Future[T], timeout: float, what: str) -> T:
         if future.done():  # just now, or the job itself raised a TimeoutError
             return future.result()
         raise DeadlineExceeded(what, timeout) from None
-
-
-def _create(name: str, progress_delay_us: int | None) -> Any:
-    apply_environment()
-    try:
-        import nixl._api as api
-    except ImportError as error:
-        raise ImportError("NIXL is not installed: pip install 'weightcast[worker]' (or pip install nixl)") from error
-    config = api.nixl_agent_config(enable_prog_thread=progress_delay_us is not None, backends=[])
-    with _creation_lock, _progress_delay(api.nixlBind, progress_delay_us or 0):
-        try:
-            agent = api.nixl_agent(name, config)
-            agent.create_backend("UCX", backend_parameters())
-        except Exception as error:
-            raise TransferError(f"NIXL cannot create an agent: {type(error).__name__}: {error}") from error
-    return agent
-
-
-class _progress_delay:  # noqa: N801 - reads as a context manager
-    """While entered, NIXL's Python API creates agents whose progress thread sleeps instead of spinning.
-
-    The API class sets ``pthrDelay = 0`` on a config object of the binding without offering a way to choose; the binding
-    takes any value. A subclass that keeps ours is put in its place for the length of the constructor.
-    """
-
-    def __init__(self, bindings: Any, delay_us: int) -> None:
-        self._bindings, self._original = bindings, bindings.nixlAgentConfig
-        original = self._original
-
-        class Config(original):  # type: ignore[misc, valid-type]
-            def __setattr__(self, key: str, value: object) -> None:
-                original.__setattr__(self, key, delay_us if key == "pthrDelay" else value)
-
-        self._config = Config
-
-    def __enter__(self) -> None:
-        self._bindings.nixlAgentConfig = self._config
-
-    def __exit__(self, *_error: object) -> None:
-        self._bindings.nixlAgentConfig = self._original
-
-
-def _error_types() -> tuple[type[BaseException], ...]:
-    import nixl._api as api
-
-    named = [
-        getattr(api.nixlBind, name) for name in dir(api.nixlBind) if name.startswith("nixl") and name.endswith("Error")
-    ]
-    return tuple(kind for kind in named if isinstance(kind, type) and issubclass(kind, BaseException))
