@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from weightcast.contract.names import WorkerState
-from weightcast.contract.problems import Code
 
 from weightcast_server.domain.keys import ClockKey, WorkerKey
 from weightcast_server.domain.leases import LeaseClock, heartbeat_seconds, sweep_seconds
+from weightcast_server.domain.registration import check_fence
 from weightcast_server.logs import get_logger
 from weightcast_server.store.protocol import Changes, StoreRefusal, StoreUnavailable, WorkerFact
 
@@ -65,21 +65,27 @@ class Leases:
         """All workers."""
         return tuple(self._facts.values())
 
+    def check(self, caller: WorkerKey) -> WorkerFact:
+        """Whether a worker may act, by what the newest commit says: no query.
+
+        Raises:
+            StoreRefusal: unknown_worker, stale_epoch or lease_expired, as for every fenced write.
+        """
+        fact = self._facts.get(caller.worker_id)
+        epoch, state = (None, None) if fact is None else (fact.epoch, fact.state)
+        refusal = check_fence(caller.worker_id, caller.epoch, epoch, state)
+        if refusal is not None:
+            raise StoreRefusal(refusal.code, refusal.detail)
+        assert fact is not None  # noqa: S101 - an unknown worker was refused
+        return fact
+
     def heartbeat(self, caller: WorkerKey) -> WorkerFact:
         """Renew a lease.
 
         Raises:
             StoreRefusal: unknown_worker, stale_epoch or lease_expired, as for every fenced write.
         """
-        fact = self._facts.get(caller.worker_id)
-        if fact is None or caller.epoch > fact.epoch:
-            raise StoreRefusal(
-                Code.UNKNOWN_WORKER, f"{caller.worker_id} at epoch {caller.epoch} is not registered here"
-            )
-        if caller.epoch < fact.epoch:
-            raise StoreRefusal(Code.STALE_EPOCH, f"{caller.worker_id} is at epoch {fact.epoch}, not {caller.epoch}")
-        if fact.state is not WorkerState.LIVE:
-            raise StoreRefusal(Code.LEASE_EXPIRED, f"{caller.worker_id} at epoch {caller.epoch} is {fact.state.value}")
+        fact = self.check(caller)
         self._clock.renew(caller, time.monotonic())
         return fact
 
@@ -98,8 +104,20 @@ class Leases:
             expired = self._clock.sweep(now)
             if not expired:
                 continue
-            try:
-                await expire(expired)
-            except StoreUnavailable as error:
-                # The keys stay in the clock and are tried again by the next round.
-                _log.warning("leases cannot be ended now", count=len(expired), reason=str(error))
+            if not await _end(expire, expired) and len(expired) > 1:
+                # One that cannot be ended must not keep the others alive.
+                for key in expired:
+                    await _end(expire, [key])
+
+
+async def _end(expire: Expire, keys: Sequence[ClockKey]) -> bool:
+    """End leases and deadlines; False for an error that may be the fault of one of them."""
+    try:
+        await expire(keys)
+    except StoreUnavailable as error:
+        # The keys stay in the clock and are tried again by the next round.
+        _log.warning("leases cannot be ended now", count=len(keys), reason=str(error))
+    except Exception:
+        _log.exception("ending leases failed", keys=[str(key) for key in keys[:10]], count=len(keys))
+        return False
+    return True

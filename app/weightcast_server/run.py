@@ -16,6 +16,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from weightcast_server.api.app import create_app, create_runtime
+from weightcast_server.connections import BoundedHttpProtocol
 from weightcast_server.logs import configure_logs, get_logger
 from weightcast_server.runtime import Runtime
 from weightcast_server.settings import Settings
@@ -61,6 +62,7 @@ def serve(**overrides: Any) -> None:
             access_log=False,
             server_header=False,
             lifespan="on",
+            http=BoundedHttpProtocol,
             ws="none",
             backlog=settings.backlog,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -15,6 +15,7 @@ from weightcast.contract.versions import Target
 from weightcast_server.leases import Leases
 from weightcast_server.logs import get_logger
 from weightcast_server.metrics import Metrics
+from weightcast_server.readiness import Readiness
 from weightcast_server.refits import RefitClock
 from weightcast_server.settings import Settings
 from weightcast_server.store.protocol import Changes, Store
@@ -40,6 +41,7 @@ class Runtime:
         self.targets: dict[str, Target] = {}
         self.layout_threads = ThreadPoolExecutor(LAYOUT_THREADS, thread_name_prefix="layout")
         self._refits = RefitClock()
+        self._readiness = Readiness(lambda: self.timed(store.ping()))
         self._sweeper: asyncio.Task[None] | None = None
         self.metrics.parked.set_function(lambda: self.hub.parked)
 
@@ -64,6 +66,14 @@ class Runtime:
                 await self._sweeper
         await self.store.close()
         self.layout_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def check_ready(self) -> None:
+        """Return when the server may get traffic.
+
+        Raises:
+            StoreUnavailable: the store takes no writes, or nobody ends leases.
+        """
+        await self._readiness.check(self._sweeper)
 
     async def timed(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a store call, its duration measured."""

@@ -46,12 +46,14 @@ class Settings(BaseSettings):
         False, description="Listen off loopback without any token. Everyone who reaches the port is then an operator."
     )
 
-    max_body_nbytes: int = Field(8 * 2**20, ge=1024, le=2**30, description="Largest JSON request body.")
+    max_body_nbytes: int = Field(
+        8 * 2**20, ge=1024, le=2**30, description="Largest JSON body with NIXL metadata; others: 64 KiB."
+    )
     max_layout_nbytes: int = Field(16 * 2**20, ge=1024, le=2**30, description="Largest compressed layout.")
     max_waiters: int = Field(20_000, ge=0, le=1_000_000, description="Requests that may be parked at the same time.")
     backlog: int = Field(16_384, ge=1, le=65_535, description="Connections that may wait to be accepted.")
     drain_seconds: float = Field(
-        5.0, ge=0, le=3600, description="On SIGTERM, requests still running after this are cancelled."
+        1.0, ge=0, le=3600, description="On SIGTERM, requests still running after this are cancelled."
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")

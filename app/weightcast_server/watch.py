@@ -98,8 +98,10 @@ class Waiter:
 
     async def _listen(self, receive: Receive) -> None:
         # The body was read before the wait, so all that can still come is the disconnect.
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        # More of a body is refused by an exception once it is over the limit; nobody is to be answered then either.
+        with contextlib.suppress(Exception):
+            while (await receive())["type"] != "http.disconnect":
+                pass
         self._gone = True
         self._end(Wake.GONE)
 

@@ -81,3 +81,25 @@ def test_the_sweep_ends_what_is_silent_and_tries_again() -> None:
         assert leases.fact("m:trainer:1") == fact(1, 1, WorkerState.LOST)
 
     asyncio.run(main())
+
+
+def test_one_that_cannot_be_ended_keeps_nobody_alive() -> None:
+    async def main() -> None:
+        leases = Leases(0.25, 1000)
+        leases.apply(Changes(workers=(fact(0), fact(1))))
+        ended: set[ClockKey] = set()
+
+        async def expire(keys: Sequence[ClockKey]) -> None:
+            if key(0) in keys:
+                raise ValueError("a row that nobody foresaw")
+            ended.update(keys)
+
+        sweep = asyncio.create_task(leases.sweep_forever(expire, lambda _: None))
+        await asyncio.sleep(0.6)
+        assert not sweep.done()
+        assert ended == {key(1)}
+        sweep.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sweep
+
+    asyncio.run(main())

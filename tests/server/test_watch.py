@@ -146,3 +146,16 @@ def test_a_change_wins_over_the_end_of_the_time() -> None:
             assert await waiter.wait() in (Wake.TIMEOUT, Wake.CHANGED)
 
     asyncio.run(main())
+
+
+def test_a_body_over_the_limit_ends_the_wait() -> None:
+    async def main() -> None:
+        async def receive() -> Mapping[str, Any]:
+            raise ValueError("the body is over the limit")
+
+        hub = Hub(10)
+        with hub.subscribe([A], 5, receive) as waiter:
+            assert await asyncio.wait_for(waiter.wait(), 1) is Wake.GONE
+        assert hub.parked == 0
+
+    asyncio.run(main())

@@ -137,6 +137,8 @@ class World:
         own = self.open_pull(worker.worker_id)
         if own is not None and own.state == "applying":
             return None
+        if own is not None and own.state == "staged":
+            have = max(have, own.version)
         meeting = set()
         for sibling in self.siblings(worker):
             pull = self.open_pull(sibling.worker_id)

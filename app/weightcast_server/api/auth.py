@@ -69,6 +69,20 @@ class Authenticator:
         return found
 
 
+def require_role_of(scope: Mapping[str, Any], worker_id: str) -> None:
+    """Refuse a token that is not of the role which this worker's id names (``<model>:<role>:…``).
+
+    Raises:
+        ApiProblem: forbidden.
+    """
+    if Access.OPERATOR in scope[SCOPE_KEY]:
+        return
+    role = worker_id.split(":")[1] if ":" in worker_id else ""
+    if role not in list(Role):
+        raise ApiProblem(Code.FORBIDDEN, f"{worker_id} is no worker's id, so no worker's token fits it")
+    require_role(scope, Role(role))
+
+
 def require_role(scope: Mapping[str, Any], role: Role) -> None:
     """Refuse a trainer's token for a rollout's act and the other way round.
 

@@ -15,7 +15,7 @@ from weightcast.contract.problems import Code
 
 from weightcast_server.api.middleware import REQUEST_ID_KEY
 from weightcast_server.api.parking import ClientGoneError
-from weightcast_server.api.problems import ApiProblem, problem_response
+from weightcast_server.api.problems import MAX_ERRORS, ApiProblem, problem_response
 from weightcast_server.logs import get_logger
 from weightcast_server.runtime import Runtime
 from weightcast_server.store.protocol import StoreRefusal, StoreUnavailable
@@ -47,10 +47,11 @@ def install_handlers(app: FastAPI, runtime: Runtime) -> None:
         return _answer(request, Code.STORE_UNAVAILABLE, str(error))
 
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        found = [(".".join(str(part) for part in item["loc"]), str(item["msg"])) for item in error.errors()]
-        if any(item["type"] == "json_invalid" for item in error.errors()):
+        errors = error.errors()
+        found = [(".".join(str(part) for part in item["loc"]), str(item["msg"])) for item in errors[:MAX_ERRORS]]
+        if any(item["type"] == "json_invalid" for item in errors[:1]):
             return _answer(request, Code.BAD_REQUEST, "the body is not JSON", found)
-        return _answer(request, Code.VALIDATION_FAILED, f"{len(found)} thing(s) wrong, see errors", found)
+        return _answer(request, Code.VALIDATION_FAILED, f"{len(errors)} thing(s) wrong, see errors", found)
 
     async def layout(request: Request, error: LayoutError) -> Response:
         return _answer(request, Code.LAYOUT_INVALID, str(error), [("body", text) for text in error.errors])

@@ -69,6 +69,10 @@ class RequestMiddleware:
             _log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 6))
 
 
+SMALL_JSON_NBYTES = 256 * 1024
+"""Largest JSON body without NIXL metadata: naming every wrong field of a larger one would hold up everybody."""
+
+
 class BodyLimitMiddleware:
     """Refuses a body that is too large before it is read, or as soon as it turns out to be."""
 
@@ -83,7 +87,7 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         length = 0
-        limit = self._json_nbytes
+        limit = self._json_nbytes if _carries_metadata(scope) else min(self._json_nbytes, SMALL_JSON_NBYTES)
         for name, value in scope["headers"]:
             if name == b"content-length":
                 length = int(value) if value.isdigit() else 0
@@ -113,6 +117,12 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, receive_bounded, send)
+
+
+def _carries_metadata(scope: Scope) -> bool:
+    """Registrations and new memory carry NIXL metadata; every other JSON body is small."""
+    path: str = scope["path"]
+    return path == "/v1/workers" or path.endswith("/memory")
 
 
 def _request_id(scope: Scope) -> str:

@@ -20,6 +20,10 @@ JSON: Final = "application/json"
 ROLES_KEY: Final = "x-weightcast-roles"
 BODY_KEY: Final = "x-weightcast-media-type"
 
+MAX_KEYS: Final = 100
+MAX_ITEMS: Final = 1000
+"""More than any body of the contract has in one object and in one list."""
+
 FENCED: Final = (Code.UNKNOWN_WORKER, Code.STALE_EPOCH, Code.LEASE_EXPIRED)
 """Problems of every fenced write."""
 
@@ -48,6 +52,8 @@ class GuardedRoute(APIRoute):
                 _check_query(request, known)
             if media_type is not None:
                 _check_media_type(request, media_type)
+            if media_type == JSON:
+                await _check_shape(request)
             return await inner(request)
 
         return handle
@@ -175,6 +181,24 @@ def _authorize(request: Request, roles: frozenset[Access]) -> None:
     if not access & roles:
         raise ApiProblem(Code.FORBIDDEN, f"this needs a token of one of: {', '.join(sorted(roles))}")
     request.scope[SCOPE_KEY] = access
+
+
+async def _check_shape(request: Request) -> None:
+    """Refuse what would cost far more to find fault with than to parse: each unknown key is an error of its own."""
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError):
+        return  # the same is found, and answered, where the body is validated
+    pending = [body] if isinstance(body, dict | list) else []
+    while pending:
+        item = pending.pop()
+        if len(item) > (MAX_KEYS if isinstance(item, dict) else MAX_ITEMS):
+            raise ApiProblem(
+                Code.VALIDATION_FAILED, f"over {MAX_KEYS} keys of one object or {MAX_ITEMS} items of one list"
+            )
+        pending += [
+            inner for inner in (item.values() if isinstance(item, dict) else item) if isinstance(inner, dict | list)
+        ]
 
 
 def _check_query(request: Request, known: frozenset[str]) -> None:

@@ -88,5 +88,5 @@ def heartbeat_seconds(lease: float, workers: int, max_per_second: float) -> floa
 
 
 def sweep_seconds(lease: float) -> float:
-    """Interval between two sweeps for a lease of this length."""
-    return max(0.05, lease / 5)
+    """Interval between two sweeps for a lease of this length; deadlines of versions and pulls go by it as well."""
+    return min(max(0.05, lease / 5), 1.0)

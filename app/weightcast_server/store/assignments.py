@@ -44,10 +44,11 @@ def assign_pull(tx: Tx, caller: Caller, model: str, body: RequestPull) -> Assign
     worker = fenced(tx, caller)
     if worker["model"] != model or worker["role"] != Role.ROLLOUT:
         raise StoreRefusal(Code.VALIDATION_FAILED, f"{caller.worker_id} is not a rollout of model {model}")
-    version = _choose_version(tx, worker, body.have_version)
     current = open_pull(tx, caller.worker_id)
     if current is not None and current["state"] == PullState.APPLYING:
         return None  # not before the rank has told how that ended: ending it here would taint the rank
+    staged = current["version"] if current is not None and current["state"] == PullState.STAGED else 0
+    version = _choose_version(tx, worker, max(body.have_version, staged))
     if current is not None and version == current["version"] and current["state"] == PullState.ASSIGNED:
         again = _still_readable(tx, current, body.exclude)
         if again is not None:

@@ -69,7 +69,12 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
+def log_files(path: Path) -> list[Path]:
+    """The files that SQLite keeps beside a database in WAL mode."""
+    return [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm")]
+
+
 def remove_leftovers(path: Path) -> None:
     """Delete the log of a database file that is gone, or SQLite would take it for the log of the next one."""
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    for log in log_files(path):
+        log.unlink(missing_ok=True)

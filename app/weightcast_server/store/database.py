@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from weightcast_server.store.connection import FileIdentity, connect_writer, file_identity, remove_leftovers
+from weightcast_server.store.connection import FileIdentity, connect_writer, file_identity, log_files, remove_leftovers
 from weightcast_server.store.lockfile import LockFile
 from weightcast_server.store.migrations import load_migrations, migrate
 from weightcast_server.store.protocol import Changes, StoreOptions, StoreStartError
@@ -35,6 +35,7 @@ class Database:
         self._readers = readers
         self._db: sqlite3.Connection | None = None
         self._identity: FileIdentity | None = None
+        self._log_identity: dict[Path, FileIdentity | None] = {}
         self._replaced = False
 
     @property
@@ -63,15 +64,17 @@ class Database:
 
     def must_reopen(self) -> bool:
         """Whether the connection failed, or the path no longer names the file that is open."""
-        return self.suspect or self._db is None or self._file_is_another()
+        return self.suspect or self._db is None or self._file_is_another() or not self._lock.held
 
     def reopen(self) -> Changes | None:
         """Connect again. What memory must know, if it is another file now (a new one when it was deleted)."""
         # Looked at while the old file is still open, because its inode number may be given to the next one.
         self._replaced = self._replaced or self._file_is_another()
-        # Old connections go first: the last one to close removes "<path>-wal", which must not be the new file's.
+        # Old connections go first: the last one to close removes "<path>-wal" where it still belongs to the path.
         with self._readers.paused():
             self._disconnect()
+            if self._replaced:
+                self._remove_old_log()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.renew()
             if file_identity(self._path) is None:
@@ -87,6 +90,13 @@ class Database:
     def _file_is_another(self) -> bool:
         return self._identity is None or file_identity(self._path) != self._identity
 
+    def _remove_old_log(self) -> None:
+        """Remove the log of the file that was open: SQLite leaves it when its file was moved away, and would replay it
+        over the file that has taken its place. A log that came with the new file stays."""
+        for log, identity in self._log_identity.items():
+            if identity is not None and file_identity(log) == identity:
+                log.unlink(missing_ok=True)
+
     def _open(self) -> Changes:
         db = connect_writer(self._path, self.options.synchronous)
         try:
@@ -97,6 +107,7 @@ class Database:
             raise
         self._db = db
         self._identity = file_identity(self._path)
+        self._log_identity = {log: file_identity(log) for log in log_files(self._path)}
         self.served.clear()
         return changes
 

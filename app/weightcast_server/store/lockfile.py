@@ -39,17 +39,21 @@ class LockFile:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
 
+    @property
+    def held(self) -> bool:
+        """Whether the lock is held on the file that has its name now."""
+        if self._fd is None:
+            return False
+        held = os.fstat(self._fd)
+        return file_identity(self._path) == (held.st_dev, held.st_ino)
+
     def renew(self) -> None:
         """Take the lock again if its file was deleted, perhaps together with the database.
 
         Raises:
             StoreStartError: another server was faster.
         """
-        if self._fd is None:
-            self.acquire()
-            return
-        held = os.fstat(self._fd)
-        if file_identity(self._path) != (held.st_dev, held.st_ino):
+        if not self.held:
             self.release()
             self.acquire()
 

@@ -18,7 +18,7 @@ Parking without losing a wake-up: subscribe to the topics first, then evaluate, 
 call                    topics to wait for
 ======================  =============================================================================
 target watch            ``RevisionTopic(model)``
-``assign_pull`` = None  ``TargetTopic(model)``, and ``ReplicaTopic(model, replica)`` if world_size > 1
+``assign_pull`` = None  ``TargetTopic(model)`` and ``ReplicaTopic(model, replica)``
 applying not granted    ``ReplicaTopic(model, replica)``
 ``drain_holding`` None  ``ReadersTopic(worker_id)``
 ``wait_for=ready``      ``VersionTopic(model, version)``

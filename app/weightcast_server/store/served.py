@@ -36,23 +36,24 @@ def parse_served(agents: str, memory: str | None) -> Served:
 
 
 class ServedCache:
-    """Least recently used, of the writer thread only. Cleared when a batch is rolled back: sequence numbers recur."""
+    """Least recently used, one registration a worker; of the writer thread only.
+
+    Cleared when a batch is rolled back: sequence numbers recur.
+    """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, int, int], Served] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[tuple[int, int], Served]] = OrderedDict()
 
     def get(self, db: sqlite3.Connection, worker_id: str, epoch: int, memory_seq: int) -> Served:
         """The memory of a registration as it is in this transaction."""
-        key = (worker_id, epoch, memory_seq)
-        entry = self._entries.get(key)
-        if entry is None:
+        known = self._entries.get(worker_id)
+        if known is None or known[0] != (epoch, memory_seq):
             row = db.execute("SELECT agents, memory FROM worker_memory WHERE worker_id = ?", (worker_id,)).fetchone()
-            entry = self._entries[key] = parse_served(row["agents"], row["memory"])
+            known = self._entries[worker_id] = ((epoch, memory_seq), parse_served(row["agents"], row["memory"]))
             if len(self._entries) > _CAPACITY:
                 self._entries.popitem(last=False)
-        else:
-            self._entries.move_to_end(key)
-        return entry
+        self._entries.move_to_end(worker_id)
+        return known[1]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -54,8 +54,9 @@ class SQLiteStore:
         self, path: Path | str, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         options = options or StoreOptions()
-        self._readers = ReaderPool(Path(path), options.readers)
-        self._database = Database(Path(path), options, self._readers, clock)
+        path = Path(path).resolve()  # one lock for one file, whatever it is called
+        self._readers = ReaderPool(path, options.readers)
+        self._database = Database(path, options, self._readers, clock)
         self._writer: Writer | None = None
 
     async def start(self, on_commit: OnCommit) -> None:

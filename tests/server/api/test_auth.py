@@ -20,7 +20,6 @@ TOKENS = {role: f"secret-of-{role}" for role in Access}
 READERS = set(Access)
 TRAINERS = {Access.TRAINER, Access.OPERATOR}
 ROLLOUTS = {Access.ROLLOUT, Access.OPERATOR}
-BOTH = TRAINERS | ROLLOUTS
 OPEN: set[Access] = set()
 
 # Operation → a request that gets past parsing, and who may make it.
@@ -31,14 +30,14 @@ CALLS: dict[str, tuple[str, Any, set[Access]]] = {
     "update_memory": ("/v1/workers/m:trainer:0/memory", examples.UPDATE_MEMORY, TRAINERS),
     "list_workers": ("/v1/workers", None, READERS),
     "get_worker": ("/v1/workers/m:trainer:0", None, READERS),
-    "put_layout": ("/v1/models/m/layouts/" + "0" * 64, b"x", BOTH),
+    "put_layout": ("/v1/models/m/layouts/" + "0" * 64, b"x", TRAINERS),
     "get_layout": ("/v1/models/m/layouts/" + "0" * 64, None, READERS),
     "open_version": ("/v1/models/m/versions", examples.OPEN_VERSION, TRAINERS),
     "publish_shard": ("/v1/models/m/versions/1/shards/0", examples.PUBLISH_SHARD, TRAINERS),
     "abort_version": ("/v1/models/m/versions/1/abort", examples.ABORT_VERSION, TRAINERS),
     "list_versions": ("/v1/models/m/versions", None, READERS),
     "get_version": ("/v1/models/m/versions/1", None, READERS),
-    "drain_holding": ("/v1/models/m/versions/1/holdings/m:trainer:0", None, BOTH),
+    "drain_holding": ("/v1/models/m/versions/1/holdings/m:trainer:0", None, TRAINERS),
     "request_pull": ("/v1/models/m/pulls", examples.REQUEST_PULL, ROLLOUTS),
     "update_pull": ("/v1/pulls/" + "0" * 32, examples.PULL_APPLYING, ROLLOUTS),
     "list_pulls": ("/v1/models/m/pulls", None, READERS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -100,7 +101,7 @@ async def test_one_refused_operation_leaves_its_neighbours_alone(store: SQLiteSt
 
     outcomes = await asyncio.gather(
         fleet.rollout("r0"),
-        fleet.rollout("r0", previous_epoch=2**53 - 1),
+        fleet.rollout("r0", rank=1, world=2),
         store._write.submit(write_and_fail),
         store._write.submit(lambda tx: tx.run("INSERT INTO models (model) VALUES (?)", MODEL)),
         fleet.rollout("r1"),
@@ -256,3 +257,24 @@ async def test_nobody_else_can_read_the_file(path: Path, store: SQLiteStore) -> 
         "weightcast.db-shm": 0,
         "weightcast.db.lock": 0,
     }
+
+
+async def test_a_database_restored_while_it_is_open_is_not_mixed_with_the_old_log(
+    store: SQLiteStore, path: Path, tmp_path: Path
+) -> None:
+    fleet, backup = Fleet(store), tmp_path / "backup.db"
+    trainer = await fleet.trainer()
+    await fleet.publish([trainer], 1)
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    for step in range(2, 30):
+        await fleet.publish([trainer], step)
+    backup.replace(path)
+    await asyncio.sleep(1.2)
+    successor = await fleet.trainer()
+    versions = (await store.list_versions(MODEL, state=None, cursor=None, limit=100)).items
+    assert [version.version for version in versions] == [1]
+    await fleet.publish([successor], 50)
+    await store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

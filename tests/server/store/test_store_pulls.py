@@ -77,7 +77,7 @@ async def test_a_lost_answer_is_given_again(store: Store, fleet: Fleet) -> None:
     assert (old.state, old.failure) == (PullState.FAILED, PullFailure.SUPERSEDED)
 
 
-@pytest.mark.parametrize("states", [["fetching"], ["staged"]])
+@pytest.mark.parametrize("states", [["fetching"]])
 async def test_asking_again_ends_what_was_begun(store: Store, fleet: Fleet, states: list[str]) -> None:
     trainer = await fleet.trainer()
     await fleet.publish([trainer], 1)

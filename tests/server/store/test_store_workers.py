@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from support.stores import MODEL, RUN, Clock, Fleet, Recorder, agents, memory, rollout_body, shard_body, trainer_body
-from weightcast.contract.names import MAX_INT, PullFailure, PullState, Role, VersionFailure, VersionState, WorkerState
+from weightcast.contract.names import PullFailure, PullState, Role, VersionFailure, VersionState, WorkerState
 from weightcast.contract.problems import Code
 from weightcast.contract.pulls import RequestPull
 from weightcast.contract.versions import OpenVersion
@@ -185,14 +186,13 @@ async def test_new_memory_drops_the_holdings_that_no_longer_fit(store: Store, fl
     assert (await store.get_target(MODEL)).version is None
 
 
-async def test_numbers_do_not_run_past_what_json_keeps(store: Store, fleet: Fleet) -> None:
-    with pytest.raises(StoreRefusal) as refused:
-        await fleet.trainer(previous_epoch=MAX_INT)
-    assert refused.value.code is Code.VALIDATION_FAILED
-    trainer = await fleet.trainer(highest_version=MAX_INT)
-    with pytest.raises(StoreRefusal) as refused:
-        await fleet.open(trainer, 1)
-    assert refused.value.code is Code.VERSION_CONFLICT
+async def test_what_a_worker_remembers_leaves_room_above(store: Store, fleet: Fleet) -> None:
+    for field in ("previous_epoch", "highest_version"):
+        with pytest.raises(ValidationError):
+            await fleet.trainer(**{field: 2**40 + 1})
+    trainer = await fleet.trainer(previous_epoch=2**40, highest_version=2**40)
+    assert trainer.epoch == 2**40 + 1
+    assert await fleet.open(trainer, 1) == 2**40 + 1
 
 
 async def test_a_registration_tells_memory_and_the_siblings(store: Store, fleet: Fleet, recorder: Recorder) -> None:

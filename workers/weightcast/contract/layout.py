@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import zstandard
@@ -40,12 +40,17 @@ class LayoutError(ValueError):
         super().__init__("; ".join(errors[:5]) + more)
 
 
+Name = Annotated[str, msgspec.Meta(max_length=1000)]
+Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMS)]
+"""Bounded while it is decoded: a few kilobytes of zstd can unpack to millions of elements."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor: ``shape`` in elements, ``offset`` in bytes from the start of the shard's data."""
 
-    name: str
+    name: Name
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     offset: int
 
     @property
@@ -59,7 +64,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     format: int
     nbytes: int
-    tensors: tuple[TensorSpec, ...]
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(max_length=MAX_TENSORS)]
 
 
 _decoder = msgspec.msgpack.Decoder(Layout)
@@ -93,7 +98,7 @@ def unpack_layout(blob: bytes, digest: str | None = None) -> Layout:
     if not 0 <= size <= MAX_LAYOUT_NBYTES:
         raise LayoutError([f"decompressed size {size} is unknown or over {MAX_LAYOUT_NBYTES} bytes"])
     try:
-        raw = zstandard.ZstdDecompressor().decompress(blob, max_output_size=MAX_LAYOUT_NBYTES)
+        raw = zstandard.ZstdDecompressor().decompress(blob, max_output_size=MAX_LAYOUT_NBYTES, allow_extra_data=False)
         layout = _decoder.decode(raw)
     except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
         raise LayoutError([f"not a layout: {error}"]) from None

@@ -55,6 +55,9 @@ Reason = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e\u00a0-\ud7ff\ue0
 Rank = Annotated[int, Field(strict=True, ge=0, lt=MAX_WORLD_SIZE)]
 WorldSize = Annotated[int, Field(strict=True, ge=1, le=MAX_WORLD_SIZE)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
+Sequence = Annotated[int, Field(strict=True, ge=0, le=2**40)]
+"""A version or epoch as a worker remembers it: numbering continues above it, so it leaves room."""
+
 VersionNumber = Annotated[int, Field(strict=True, ge=1, le=MAX_INT)]
 Epoch = Annotated[int, Field(strict=True, ge=1, le=MAX_INT)]
 Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]

@@ -26,7 +26,9 @@ from weightcast.contract.workers import SourceAgent, SourceMemory
 class RequestPull(RequestModel):
     """Body of ``POST /v1/models/{m}/pulls``: ask for the next assignment of the calling rank."""
 
-    have_version: Count = Field(0, description="Version applied by the rank (0: none); only a newer one is assigned.")
+    have_version: Count = Field(
+        0, description="Version applied by the rank, 0 for none: only one newer than it and what is staged is assigned."
+    )
     exclude: list[WorkerId] = Field(
         default_factory=list, max_length=64, description="Sources to avoid while others are left."
     )

@@ -21,6 +21,7 @@ from weightcast.contract.names import (
     Rank,
     Role,
     Seconds,
+    Sequence,
     Timestamp,
     VersionNumber,
     WorkerId,
@@ -86,7 +87,7 @@ class RegisterWorker(RequestModel):
     rank: Rank
     world_size: WorldSize
     incarnation: Incarnation
-    previous_epoch: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = Field(
+    previous_epoch: Sequence = Field(
         0, description="Epoch that this same process held before; 0 for a fresh process, which fences its predecessor."
     )
     contract_version: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
@@ -97,7 +98,7 @@ class RegisterWorker(RequestModel):
     zone: Name | None = None
     agents: list[Agent] = Field(default_factory=list, max_length=4)
     memory: WorkerMemory | None = None
-    highest_version: Count = Field(0, description="Highest version it has seen; numbering continues above.")
+    highest_version: Sequence = Field(0, description="Highest version it has seen; numbering continues above.")
     serving_version: VersionNumber | None = Field(None, description="Version a rollout computes with now.")
     tainted: Annotated[bool, Field(strict=True)] = Field(False, description="Live weights are of no single version.")
 

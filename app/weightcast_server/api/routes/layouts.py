@@ -9,7 +9,7 @@ from starlette.responses import Response
 from weightcast.contract.layout import LAYOUT_MEDIA_TYPE, unpack_layout
 from weightcast.contract.problems import Code
 
-from weightcast_server.api.auth import READ, WORKERS
+from weightcast_server.api.auth import READ, TRAINERS, require_role_of
 from weightcast_server.api.params import CallerHeader, DigestPath, EpochHeader, ModelPath
 from weightcast_server.api.routing import FENCED, Responses, Routes, empty, runtime_of
 from weightcast_server.domain.keys import WorkerKey
@@ -24,7 +24,7 @@ _BLOB: Responses = {200: {"description": "The layout.", "content": {LAYOUT_MEDIA
     "PUT",
     "/v1/models/{model}/layouts/{digest}",
     "Upload a layout",
-    roles=WORKERS,
+    roles=TRAINERS,
     answers=empty(201, "Kept.") | empty(200, "It was here already."),
     problems=[*FENCED, Code.LAYOUT_INVALID],
     media_type=LAYOUT_MEDIA_TYPE,
@@ -34,7 +34,9 @@ async def put_layout(
     request: Request, model: ModelPath, digest: DigestPath, caller: CallerHeader, epoch: EpochHeader
 ) -> Response:
     """Canonical msgpack, zstd-compressed with its size in the frame. `errors` lists all that is wrong with one."""
+    require_role_of(request.scope, caller)
     runtime = runtime_of(request)
+    runtime.leases.check(WorkerKey(caller, epoch))  # before the work of unpacking; the store checks again
     blob = await request.body()
     loop = asyncio.get_running_loop()
     layout = await loop.run_in_executor(runtime.layout_threads, unpack_layout, blob, digest)

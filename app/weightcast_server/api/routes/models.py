@@ -13,7 +13,7 @@ from weightcast.contract.workers import Replica, ReplicaList
 
 from weightcast_server.api import examples
 from weightcast_server.api.auth import READ
-from weightcast_server.api.params import CursorQuery, LimitQuery, ModelPath, RevisionQuery, WaitQuery
+from weightcast_server.api.params import CursorQuery, Decimal, LimitQuery, ModelPath, RevisionQuery, WaitQuery
 from weightcast_server.api.parking import until
 from weightcast_server.api.problems import ApiProblem
 from weightcast_server.api.routing import WAITING, Routes, answer, answers, runtime_of
@@ -76,7 +76,7 @@ async def list_replicas(
         bool | None, Query(description="Only replicas that may (true) or may not be sent requests.", examples=[True])
     ] = None,
     min_version: Annotated[
-        int | None, Query(ge=1, le=MAX_INT, description="Only replicas that serve it or a newer one.", examples=[7])
+        Decimal | None, Query(ge=1, le=MAX_INT, description="Only replicas that serve it or a newer one.", examples=[7])
     ] = None,
     cursor: CursorQuery = None,
     limit: LimitQuery = 100,

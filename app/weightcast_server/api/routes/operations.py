@@ -48,11 +48,11 @@ async def healthz() -> Response:
     problems=[Code.STORE_UNAVAILABLE, Code.SERVER_DRAINING],
 )
 async def readyz(request: Request) -> Response:
-    """The store can be written, and the server is not shutting down."""
+    """The store can be written (looked at once a second at most), leases are kept, and the server stays."""
     runtime = runtime_of(request)
     if runtime.hub.closed:
         raise ApiProblem(Code.SERVER_DRAINING, "the server is shutting down")
-    await runtime.timed(runtime.store.ping())
+    await runtime.check_ready()
     return answer(Status())
 
 

@@ -23,6 +23,7 @@ from weightcast_server.api.params import (
     WaitQuery,
 )
 from weightcast_server.api.parking import until
+from weightcast_server.api.problems import ApiProblem
 from weightcast_server.api.routing import FENCED, WAITING, Routes, answer, answers, empty, runtime_of
 from weightcast_server.domain.keys import ReplicaTopic, TargetTopic, Topic, WorkerKey
 from weightcast_server.runtime import Runtime
@@ -37,7 +38,7 @@ routes = Routes("pulls", "One rank's way to one version: assigned, fetching, sta
     roles=ROLLOUTS,
     answers=answers(Assignment, examples.ASSIGNMENT, s200="Read these shards from these sources.")
     | empty(204, "Nothing newer came within the wait; ask again."),
-    problems=[*FENCED, Code.UNKNOWN_MODEL, *WAITING],
+    problems=[*FENCED, Code.UNKNOWN_MODEL, Code.PULL_STATE, *WAITING],
 )
 async def request_pull(
     request: Request,
@@ -50,7 +51,8 @@ async def request_pull(
     """Parks until there is a version newer than `have_version`.
 
     A lost answer is given again. A pull that the rank was reading is superseded by asking, one that it has staged by
-    being given something newer; while one is `applying`, nothing is assigned.
+    being given something newer; while one is `applying`, nothing is assigned, and `pull_state` at the end of the wait
+    names the pull whose end was never reported.
     """
     runtime = runtime_of(request)
     key = WorkerKey(caller, epoch)
@@ -60,7 +62,10 @@ async def request_pull(
 
     topics = [TargetTopic(model), *_replica_topics(runtime, caller)]
     assignment = await until(runtime, request, topics, wait, attempt)
-    return Response(status_code=204) if assignment is None else answer(assignment)
+    if assignment is not None:
+        return answer(assignment)
+    await _refuse_forgotten(runtime, key, model)
+    return Response(status_code=204)
 
 
 @routes.add(
@@ -149,9 +154,21 @@ async def get_pull(request: Request, pull_id: PullPath) -> Response:
     return answer(await runtime.timed(runtime.store.get_pull(pull_id)))
 
 
+async def _refuse_forgotten(runtime: Runtime, caller: WorkerKey, model: str) -> None:
+    """A rank that has forgotten its `applying` pull would wait for an assignment for ever."""
+    page = await runtime.timed(
+        runtime.store.list_pulls(
+            model, state=PullState.APPLYING, version=None, worker_id=caller.worker_id, cursor=None, limit=1
+        )
+    )
+    for pull in page.items:
+        if pull.epoch == caller.epoch:
+            raise ApiProblem(Code.PULL_STATE, f"pull {pull.pull_id} is applying: report how that ended")
+
+
 def _replica_topics(runtime: Runtime, worker_id: str) -> list[Topic]:
-    """What the siblings of a rank do; nothing for a rank without siblings or one that the server does not know."""
+    """What the ranks of the caller's replica do, its own pull and registration included."""
     fact = runtime.leases.fact(worker_id)
-    if fact is None or fact.replica is None or fact.world_size == 1:
+    if fact is None or fact.replica is None:
         return []
     return [ReplicaTopic(fact.model, fact.replica)]

@@ -11,10 +11,11 @@ from weightcast.contract.problems import Code
 from weightcast.contract.versions import AbortVersion, Drained, OpenVersion, PublishShard, Version, VersionList
 
 from weightcast_server.api import examples
-from weightcast_server.api.auth import READ, SCOPE_KEY, TRAINERS, WORKERS, Access
+from weightcast_server.api.auth import READ, SCOPE_KEY, TRAINERS, Access, require_role_of
 from weightcast_server.api.params import (
     CallerHeader,
     CursorQuery,
+    Decimal,
     EpochHeader,
     LimitQuery,
     ModelPath,
@@ -147,7 +148,7 @@ async def get_version(
     ] = None,
     wait: WaitQuery = 0.0,
     replicas: Annotated[
-        int | None,
+        Decimal | None,
         Query(
             ge=1,
             le=MAX_WORLD_SIZE,
@@ -176,7 +177,7 @@ async def get_version(
     "DELETE",
     "/v1/models/{model}/versions/{version}/holdings/{worker_id}",
     "Drain a holding",
-    roles=WORKERS,
+    roles=TRAINERS,
     answers=answers(Drained, examples.DRAINED, s200="The holding is gone."),
     problems=[*FENCED, Code.UNKNOWN_VERSION, *WAITING],
 )
@@ -197,6 +198,8 @@ async def drain_holding(
         raise ApiProblem(Code.VALIDATION_FAILED, "Weightcast-Worker and Weightcast-Epoch go together")
     if caller is None and Access.OPERATOR not in request.scope[SCOPE_KEY]:
         raise ApiProblem(Code.FORBIDDEN, "without the worker headers this needs an operator token")
+    if caller is not None:
+        require_role_of(request.scope, caller)
     key = WorkerKey(caller, epoch) if caller is not None and epoch is not None else None
     runtime = runtime_of(request)
 

@@ -18,7 +18,7 @@ from weightcast.contract.workers import (
 )
 
 from weightcast_server.api import examples
-from weightcast_server.api.auth import READ, WORKERS, require_role
+from weightcast_server.api.auth import READ, WORKERS, require_role, require_role_of
 from weightcast_server.api.params import CallerHeader, CursorQuery, EpochHeader, LimitQuery, WorkerPath
 from weightcast_server.api.problems import ApiProblem
 from weightcast_server.api.routing import FENCED, Routes, answer, answers, empty, runtime_of
@@ -180,7 +180,7 @@ def own_key(request: Request, worker_id: str, caller: str, epoch: int) -> Worker
     """
     if caller != worker_id:
         raise ApiProblem(Code.FORBIDDEN, f"{caller} may not act for {worker_id}")
-    require_role(request.scope, Role.TRAINER if ":trainer:" in worker_id else Role.ROLLOUT)
+    require_role_of(request.scope, worker_id)
     return WorkerKey(caller, epoch)
 
 
