@@ -145,7 +145,7 @@ GOOD = Layout(1, 128, (TensorSpec("a", "float32", (4,), 0), TensorSpec("b", "int
         (Layout(1, 64, (TensorSpec("x\x00", "int8", (4,), 0),)), "name"),
         (Layout(1, 64, (TensorSpec("a", "int8", (-4,), 0),)), "impossible shape"),
         (Layout(1, 64, (TensorSpec("a", "int8", (2**40, 2**40), 0),)), "impossible size"),
-        (Layout(1, 64, (TensorSpec("a", "int8", (1,) * 17, 0),)), "impossible shape"),
+        (Layout(1, 64, (TensorSpec("a", "int8", (1,) * 17, 0),)), "not a layout"),
         (Layout(1, 64, (TensorSpec("a", "int8", (1,), -1),)), "impossible size"),
         (Layout(1, 64, (TensorSpec("a", "int8", (9,), 0), TensorSpec("b", "int8", (9,), 8))), "overlaps"),
         (Layout(1, 64, (TensorSpec("a", "int8", (9,), 0), TensorSpec("b", "uint8", (9,), 0))), "overlaps"),
@@ -196,3 +196,14 @@ def test_tensor_subclasses_are_refused() -> None:
 
     with pytest.raises(LayoutError, match="'w' is a Wrapped"):
         build_layout({"w": torch.ones(2).as_subclass(Wrapped)})
+
+
+def test_small_uploads_that_unpack_to_very_much_are_refused_while_they_are_decoded() -> None:
+    spec = ("a", "int8", (1,), 0)
+    for layout in ((1, 64, (spec,) * 300_000), (1, 64, (("a", "int8", (1,) * 1_000_000, 0),))):
+        blob = _encode(layout)
+        assert len(blob) < 10_000
+        with pytest.raises(LayoutError, match="not a layout"):
+            unpack_layout(blob)
+    with pytest.raises(LayoutError):
+        unpack_layout(pack_layout(GOOD) + b"more")

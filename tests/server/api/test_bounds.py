@@ -46,5 +46,6 @@ def test_a_rank_that_forgot_its_pull_is_told(rest: Rest, model: str) -> None:
         answer = rollout.pull(wait=wait)
         assert (answer.status_code, answer.json()["code"]) == (409, "pull_state")
         assert pull_id in answer.json()["detail"]
+    assert rollout.pull(have=1).status_code == 204, "it has not forgotten, it asks ahead"
     rollout.report(pull_id, "failed", failure="cancelled", tainted=False).raise_for_status()
     assert rollout.pull().status_code == 200

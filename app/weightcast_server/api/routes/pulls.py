@@ -52,7 +52,7 @@ async def request_pull(
 
     A lost answer is given again. A pull that the rank was reading is superseded by asking, one that it has staged by
     being given something newer; while one is `applying`, nothing is assigned, and `pull_state` at the end of the wait
-    names the pull whose end was never reported.
+    names a pull that is newer than `have_version` and whose end was never reported.
     """
     runtime = runtime_of(request)
     key = WorkerKey(caller, epoch)
@@ -64,7 +64,7 @@ async def request_pull(
     assignment = await until(runtime, request, topics, wait, attempt)
     if assignment is not None:
         return answer(assignment)
-    await _refuse_forgotten(runtime, key, model)
+    await _refuse_forgotten(runtime, key, model, body.have_version)
     return Response(status_code=204)
 
 
@@ -154,15 +154,18 @@ async def get_pull(request: Request, pull_id: PullPath) -> Response:
     return answer(await runtime.timed(runtime.store.get_pull(pull_id)))
 
 
-async def _refuse_forgotten(runtime: Runtime, caller: WorkerKey, model: str) -> None:
-    """A rank that has forgotten its `applying` pull would wait for an assignment for ever."""
+async def _refuse_forgotten(runtime: Runtime, caller: WorkerKey, model: str, have_version: int) -> None:
+    """A rank that has forgotten its `applying` pull would wait for an assignment for ever.
+
+    One that only asks ahead while it applies says so: its `have_version` counts that version already.
+    """
     page = await runtime.timed(
         runtime.store.list_pulls(
             model, state=PullState.APPLYING, version=None, worker_id=caller.worker_id, cursor=None, limit=1
         )
     )
     for pull in page.items:
-        if pull.epoch == caller.epoch:
+        if pull.epoch == caller.epoch and pull.version > have_version:
             raise ApiProblem(Code.PULL_STATE, f"pull {pull.pull_id} is applying: report how that ended")
 
 
