@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.server import ServerProcess
+from support.sessions import LEASE
+from weightcast.client import ControlPlane
 from weightcast.settings import WorkerSettings
 
 _numbers = itertools.count()
@@ -27,3 +29,16 @@ def worker_settings(live_server: ServerProcess) -> WorkerSettings:
 def model() -> str:
     """A model name that no other test uses."""
     return f"model-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with so short a lease that losing it can be waited for."""
+    with ServerProcess(tmp_path_factory.mktemp("server"), lease_seconds=LEASE) as running:
+        yield running
+
+
+@pytest.fixture
+def control(shared: ServerProcess) -> Iterator[ControlPlane]:
+    with ControlPlane(shared.url, deadline_seconds=10) as client:
+        yield client

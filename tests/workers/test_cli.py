@@ -154,7 +154,7 @@ def test_version_and_help(cli: Cli) -> None:
 
 
 def test_serving_needs_the_server(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weightcast.cli.serve.entry_points", lambda **_: ())
+    monkeypatch.setattr("weightcast.serving.entry_points", lambda **_: ())
     assert "pip install 'weightcast[server]'" in cli("serve", server="", code=1)[1]
 
 

@@ -6,7 +6,6 @@ import itertools
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
@@ -25,25 +24,6 @@ from weightcast.errors import (
     SessionClosed,
 )
 from weightcast.session import WorkerSession
-
-_models = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), lease_seconds=LEASE) as running:
-        yield running
-
-
-@pytest.fixture
-def control(shared: ServerProcess) -> Iterator[ControlPlane]:
-    with ControlPlane(shared.url, deadline_seconds=10) as client:
-        yield client
-
-
-@pytest.fixture
-def model() -> str:
-    return f"m{next(_models)}"
 
 
 def test_a_session_outlives_its_lease_and_leaves(control: ControlPlane, model: str) -> None:

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import time
-from collections.abc import Iterator
 
-import pytest
 from support.server import ServerProcess
 from support.sessions import LEASE, Member, eventually, trainer
 from weightcast.client import ControlPlane
 from weightcast.contract.names import WorkerState
 from weightcast.session import WorkerSession
-
-_models = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), lease_seconds=LEASE) as running:
-        yield running
-
-
-@pytest.fixture
-def control(shared: ServerProcess) -> Iterator[ControlPlane]:
-    with ControlPlane(shared.url, deadline_seconds=10) as client:
-        yield client
-
-
-@pytest.fixture
-def model() -> str:
-    return f"m{next(_models)}"
 
 
 def test_a_process_that_was_stopped_comes_back(shared: ServerProcess, control: ControlPlane, model: str) -> None:

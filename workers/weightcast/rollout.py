@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from weightcast.client import ControlPlane
 from weightcast.client.backoff import Backoff, check_seconds
 from weightcast.contract.names import PullFailure, PullState, Role
 from weightcast.contract.pulls import UpdatePull
@@ -28,8 +26,8 @@ from weightcast.errors import (
 from weightcast.layout import Weights
 from weightcast.live import LiveWeights
 from weightcast.logs import get_logger
+from weightcast.member import Member
 from weightcast.reports import PullReports
-from weightcast.session import WorkerSession
 from weightcast.settings import WorkerSettings
 from weightcast.stager import StagedSlot, Stager
 from weightcast.update import Hooks, Update
@@ -41,7 +39,7 @@ _PERMIT_SECONDS: Final = 20.0
 _MAX_LAYOUTS: Final = 16
 
 
-class Rollout:
+class Rollout(Member):
     """One rollout rank: pulls versions into a staging arena and applies them to its live weights.
 
     Args:
@@ -78,8 +76,8 @@ class Rollout:
         fetch_timeout: float = 600.0,
         settings: WorkerSettings | None = None,
     ) -> None:
-        self._settings = settings or WorkerSettings()
-        self.model, self.replica, self.rank, self.world_size = model, replica, rank, world_size
+        super().__init__(Role.ROLLOUT, model, rank, world_size, settings)
+        self.replica = replica
         self._hooks = hooks or Hooks()
         self._live = LiveWeights(weights, self._hooks.after_load)
         self._slot = StagedSlot()
@@ -89,12 +87,11 @@ class Rollout:
         self._reader = ResidentReader(
             model, self._settings.worker_host, stall_seconds=check_seconds("stall_seconds", stall_seconds)
         )
-        self._control: ControlPlane | None = None
+        self._parts.callback(self._reader.close)
         try:
             self._reader.reserve(local)
             self._agent = self._reader.agent_info()
-            self._control = self._settings.control_plane()
-            self._session = WorkerSession(self._control, self._body)
+            self._connect()
             self._reports = PullReports(self._session, self._control)
             self._stager = Stager(
                 model,
@@ -123,11 +120,6 @@ class Rollout:
     def tainted(self) -> bool:
         """Whether the live weights are of no single version."""
         return self._live.taint is not None
-
-    @property
-    def worker_id(self) -> str:
-        """This rank's id at the control plane."""
-        return self._session.identity.worker_id
 
     def check_servable(self) -> int:
         """The serving version.
@@ -245,37 +237,11 @@ class Rollout:
     def close(self) -> None:
         """Leave and free the staging memory. The live weights stay as they are."""
         self._closed.set()
-        session = getattr(self, "_session", None)
-        if session is not None:
-            session.close(self._settings.leave_timeout_seconds)
-        if self._control is not None:
-            self._control.close()
-        self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def _api(self) -> ControlPlane:
-        assert self._control is not None  # noqa: S101 - set before anything can call
-        return self._control
+        super().close()
 
     def _body(self, _previous_epoch: int) -> RegisterWorker:
-        return RegisterWorker(
-            model=self.model,
-            role=Role.ROLLOUT,
-            rank=self.rank,
-            world_size=self.world_size,
-            incarnation="0" * 32,
+        return self._registration(
             replica=self.replica,
-            host=self._settings.worker_host,
-            rack=self._settings.worker_rack,
-            zone=self._settings.worker_zone,
             agents=[self._agent],
             highest_version=self._stager.highest,
             serving_version=self.serving_version,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
-from weightcast.client import ControlPlane
 from weightcast.client.backoff import check_seconds
 from weightcast.contract.layout import Layout
 from weightcast.contract.names import MAX_WAIT_SECONDS, Role, VersionState
@@ -24,9 +22,9 @@ from weightcast.errors import (
 )
 from weightcast.layout import Weights, build_layout, named_tensors
 from weightcast.logs import get_logger
+from weightcast.member import Member
 from weightcast.offers import Offer, Offers
 from weightcast.published import PublishedVersion
-from weightcast.session import WorkerSession
 from weightcast.settings import WorkerSettings
 
 _log = get_logger("weightcast.trainer")
@@ -34,7 +32,7 @@ _log = get_logger("weightcast.trainer")
 _MAX_ATTEMPTS: Final = 1000
 
 
-class Trainer:
+class Trainer(Member):
     """One trainer rank: owns an arena that rollouts read, and publishes versions from it.
 
     Args:
@@ -75,9 +73,9 @@ class Trainer:
     ) -> None:
         if slots < 1 or bucket_nbytes < 1 or shards < 1:
             raise InvalidArgument("slots, bucket_nbytes and shards must be at least 1")
-        self._settings = settings or WorkerSettings()
+        super().__init__(Role.TRAINER, model, rank, world_size, settings)
         self._weights = weights
-        self.model, self.run, self.rank, self.world_size, self.shards = model, run, rank, world_size, shards
+        self.run, self.shards = run, shards
         self._drain_timeout = check_seconds("drain_timeout", drain_timeout)
         self._version_timeout = check_seconds("version_timeout", version_timeout)
         self.layout: Layout = build_layout(named_tensors(weights))
@@ -85,15 +83,14 @@ class Trainer:
         self._seen_failed: set[int] = set()
         self._lock = threading.Lock()
         self._source = ResidentSource(model, self.layout, slots=slots, bucket_nbytes=bucket_nbytes)
-        self._control: ControlPlane | None = None
+        self._parts.callback(self._source.close)
         try:
             self.agent_info = self._source.agent_info()
             self.memory = self._source.memory()
-            self._control = self._settings.control_plane()
-            self._session = WorkerSession(self._control, self._body, on_registered=[self._announce])
+            self._connect([self._announce])
             self._offers = Offers(self._source, self._session, self._control, model, rank, rank % shards)
             self._registered_at = self._session.start().registered_at
-            self._session.call(lambda me: self._api.put_layout(me, model, self.layout))
+            self._session.call(lambda me: self._control.put_layout(me, model, self.layout))
         except BaseException:
             self.close()
             raise
@@ -147,7 +144,7 @@ class Trainer:
         while True:
             wait = max(0.0, min(ends - time.monotonic(), MAX_WAIT_SECONDS / 2))
             try:
-                found = self._api.version(self.model, version, wait_for=what, wait=wait, replicas=replicas)
+                found = self._control.version(self.model, version, wait_for=what, wait=wait, replicas=replicas)
             except ServerUnavailable:
                 if time.monotonic() >= ends:
                     raise
@@ -168,55 +165,17 @@ class Trainer:
 
     def abort(self, version: int, reason: str) -> Version:
         """Give a version up; see :meth:`PublishedVersion.abort`."""
-        return self._session.call(lambda me: self._api.abort_version(me, self.model, version, reason))
-
-    @property
-    def worker_id(self) -> str:
-        """This rank's id at the control plane."""
-        return self._session.identity.worker_id
-
-    def close(self) -> None:
-        """Leave, then stop serving: versions that only this rank holds are gone for new readers."""
-        session = getattr(self, "_session", None)
-        if session is not None:
-            session.close(self._settings.leave_timeout_seconds)
-        if self._control is not None:
-            self._control.close()
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def _api(self) -> ControlPlane:
-        assert self._control is not None  # noqa: S101 - set before anything can call
-        return self._control
+        return self._session.call(lambda me: self._control.abort_version(me, self.model, version, reason))
 
     def _body(self, _previous_epoch: int) -> RegisterWorker:
-        return RegisterWorker(
-            model=self.model,
-            role=Role.TRAINER,
-            rank=self.rank,
-            world_size=self.world_size,
-            incarnation="0" * 32,
-            run=self.run,
-            host=self._settings.worker_host,
-            rack=self._settings.worker_rack,
-            zone=self._settings.worker_zone,
-            agents=[self.agent_info],
-            memory=self.memory,
-            highest_version=self._highest,
+        return self._registration(
+            run=self.run, agents=[self.agent_info], memory=self.memory, highest_version=self._highest
         )
 
     def _announce(self, registration: Registration) -> None:
         with self._lock:
             self._registered_at = registration.registered_at
-            self._session.call(lambda me: self._api.put_layout(me, self.model, self.layout))
+            self._session.call(lambda me: self._control.put_layout(me, self.model, self.layout))
             self._offers.announce()
 
     def _open(self, step: int) -> tuple[Version, Offer | None]:
@@ -250,7 +209,7 @@ class Trainer:
             shards=self.shards,
             deadline_seconds=self._version_timeout,
         )
-        version = self._session.call(lambda me: self._api.open_version(me, self.model, body))
+        version = self._session.call(lambda me: self._control.open_version(me, self.model, body))
         self._highest = max(self._highest, version.version)
         return version
 
@@ -272,5 +231,5 @@ class Trainer:
         return VersionFailed(version.version, version.failure, version.reason, self.model)
 
     def _failure_of(self, version: int) -> VersionFailed | None:
-        found = self._api.version(self.model, version)
+        found = self._control.version(self.model, version)
         return self._failed(found) if found.state is VersionState.FAILED else None

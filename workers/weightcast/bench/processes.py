@@ -8,12 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from weightcast.errors import WeightcastError
+from weightcast.serving import load_server
 
 _START_SECONDS: Final = 60.0
 _ANSWER_SECONDS: Final = 300.0
@@ -98,8 +98,7 @@ def requests(connection: Connection) -> Iterator[Any]:
 
 def _serve(directory: str, ready: str) -> None:
     os.chdir(directory)
-    (server,) = entry_points(group="weightcast.server", name="serve")
-    server.load()(
+    load_server("serve")(
         host="127.0.0.1",
         port=0,
         database=Path(directory) / "weightcast.db",

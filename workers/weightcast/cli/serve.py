@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
-from weightcast.errors import WeightcastError
-
-
-class ServerMissing(WeightcastError):  # noqa: N818 - named for what happened, like all errors of the library
-    """The server's dependencies are not installed."""
+from weightcast.serving import load_server
 
 
 def serve(
@@ -30,15 +24,3 @@ def serve(
     """Run the control plane until SIGTERM or Ctrl-C. All settings: WEIGHTCAST_… variables, see the documentation."""
     given = {"host": host, "port": port, "database": database}
     load_server("serve")(**{name: value for name, value in given.items() if value is not None})
-
-
-def load_server(name: str) -> Callable[..., Any]:
-    """A function that the server offers under the entry point group; this library never imports the server itself."""
-    found = entry_points(group="weightcast.server", name=name)
-    try:
-        return cast("Callable[..., Any]", next(iter(found)).load())
-    except StopIteration:
-        why = "this installation of weightcast has none"
-    except ModuleNotFoundError as error:
-        why = f"{error.name} is missing"
-    raise ServerMissing(f"The server cannot start: {why}. Install it with: pip install 'weightcast[server]'")

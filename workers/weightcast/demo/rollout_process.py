@@ -33,7 +33,6 @@ class Engine:
     def __init__(self, model: Transformer, corpus: Corpus, seed: int) -> None:
         self.model = model
         self.lock = threading.Lock()
-        self.generated = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._held_out = corpus.held_out_batch(size=8, length=128)
         self._seed = seed
@@ -46,7 +45,6 @@ class Engine:
             started = time.monotonic()
             with self.lock:
                 text = torch.cat((text, sample(self.model, text, _PIECE, self._generator)))[-_MEMORY:]
-            self.generated += _PIECE
             stop.wait(_REST * (time.monotonic() - started))
 
     def try_out(self) -> tuple[str, float, str]:

@@ -12,9 +12,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from weightcast.cli.serve import load_server
 from weightcast.demo.child import Lifeline, run_child
 from weightcast.demo.reports import Message, Ready, Reporter
+from weightcast.serving import load_server
 
 _START_SECONDS = 60.0
 _READY_FILE = "server.url"

@@ -80,7 +80,6 @@ class Fetch:
         self._jobs = jobs
         self._control = control
         self._pool = pool
-        self._source = jobs[0].source.worker_id if jobs else ""
         self._checks: list[tuple[ShardJob, int, Future[bytes]]] = []
         self.in_flight: list[NixlHandle] = []
         self._shared_memory = shared_memory
@@ -189,13 +188,12 @@ class Fetch:
         return done
 
     def _post(self, job: ShardJob, handle: NixlHandle) -> bool:
-        self._source = job.source.worker_id
         self.in_flight.append(handle)
         try:
             done = self._agent.post(handle)
         except TransferError as error:
             self._broke_off(handle, error)
-            raise self._named(error) from error
+            raise self._failure(job, error.reason, error.detail) from error
         if done:
             self.in_flight.remove(handle)
         return done
@@ -211,7 +209,6 @@ class Fetch:
 
     def _wait(self, job: ShardJob, handle: NixlHandle) -> None:
         """Poll tightly at first, then with naps: bytes that move are not waited for long."""
-        self._source = job.source.worker_id
         started = time.monotonic()
         nap = _SPIN_SECONDS
         while True:
@@ -219,7 +216,7 @@ class Fetch:
                 done = self._agent.poll(handle)
             except TransferError as error:
                 self._broke_off(handle, error)
-                raise self._named(error) from error
+                raise self._failure(job, error.reason, error.detail) from error
             if done:
                 self.in_flight.remove(handle)
                 return
@@ -236,7 +233,3 @@ class Fetch:
         return TransferError(
             detail, reason=reason, peer=job.source.worker_id, version=self._control.version, bucket=bucket
         )
-
-    def _named(self, error: TransferError) -> TransferError:
-        """The error with the worker's id in place of the agent's name, and the version."""
-        return TransferError(error.detail, reason=error.reason, peer=self._source, version=self._control.version)
